@@ -1,0 +1,159 @@
+// The solver library's vocabulary: problem, options, solution. Plain structs of views and sizes; nothing here owns tensor
+// memory. Formulas and meanings are those of proto/sinkhorn/v1/sinkhorn.proto, field by field.
+//
+// A Problem is `count` independent members of one shape (n, m, dim) with one set of options. Tensors are row-major and
+// packed; a tensor of the batch has `count` members back to back, a shared one has a single member (`shared = true`).
+// Ragged batches are lists of Problems.
+#ifndef SINKHORN_KERNELS_PROBLEM_H_
+#define SINKHORN_KERNELS_PROBLEM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/types/optional.h"
+
+namespace sinkhorn {
+
+enum class DType : uint8_t { kFloat32, kFloat64, kFloat16, kBFloat16 };
+
+constexpr size_t SizeOf(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
+
+// An input tensor: absent when data == nullptr. Alignment: any.
+struct TensorView {
+  DType dtype = DType::kFloat32;
+  const void* data = nullptr;
+  bool shared = false;  // One member serves the whole batch.
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// An output tensor of `count` members, memory of the caller: not wanted when data == nullptr. Every element is
+// written when the solution's status is OK. Alignment: any.
+struct OutputView {
+  DType dtype = DType::kFloat32;
+  void* data = nullptr;
+  explicit operator bool() const { return data != nullptr; }
+};
+
+enum class ProblemKind : uint8_t { kNormalization, kDense, kPointCloud };
+enum class Precision : uint8_t { kStrict, kFast, kDouble };
+enum class Start : uint8_t { kExp, kRowSoftmax };
+enum class Order : uint8_t { kRowColumn, kColumnRow };
+enum class Guard : uint8_t { kNone, kMax, kAdd };
+enum class BackwardMode : uint8_t { kUnrolled, kImplicit, kImplicitUnit, kImplicitFull };
+enum class UpdateRule : uint8_t { kAlternating, kSymmetric };
+enum class StopReason : uint8_t { kTolerance, kMaxIterations, kPrecision, kNotIterated };
+
+// The steps of a normalisation (proto: CustomRecipe). `exact` overrides the other fields.
+struct Recipe {
+  bool exact = false;
+  Start start = Start::kExp;
+  double offset = 0;  // Added to each entry after the start.
+  Order order = Order::kRowColumn;
+  Guard guard = Guard::kNone;
+  double guard_value = 0;
+  double logit_floor = -std::numeric_limits<double>::infinity();
+};
+constexpr Recipe LogRowColumnRecipe() {
+  return {false, Start::kExp, 0, Order::kRowColumn, Guard::kNone, 0, -1e5};
+}
+constexpr Recipe ExpColumnRowRecipe() {
+  return {false, Start::kExp, 0, Order::kColumnRow, Guard::kMax, 1e-10, -std::numeric_limits<double>::infinity()};
+}
+constexpr Recipe DeepSeekRecipe() {
+  return {false, Start::kRowSoftmax, 1e-6, Order::kRowColumn, Guard::kAdd, 1e-6,
+          -std::numeric_limits<double>::infinity()};
+}
+constexpr Recipe ExactRecipe() {
+  Recipe recipe;
+  recipe.exact = true;
+  return recipe;
+}
+
+// Inputs of a normalisation. REQUIRES: logits, or plan and cotangent; marginals > 0.
+struct NormalizationInputs {
+  TensorView logits;           // [n, m]
+  Recipe recipe;
+  TensorView row_marginals;    // [n]; absent: all 1 (with a dustbin the added row's is the sum of the column marginals).
+  TensorView column_marginals; // [m]; absent: all 1; exact: sum of row marginals / m.
+  TensorView dustbin_score;    // [1]; present: P is [n + 1, m + 1]; marginals keep n and m entries.
+  TensorView cotangent;        // of P's shape
+  BackwardMode backward = BackwardMode::kUnrolled;
+  TensorView plan;             // [n, m]; backward from P alone.
+};
+
+// Inputs of a transport problem. The cost is kappa |x - y|^2 for point clouds.
+struct TransportInputs {
+  TensorView cost;      // dense: [n, m]
+  TensorView x, y;      // point cloud: [n, dim], [m, dim]
+  double kappa = 1;     // 1 or 1/2
+  TensorView a, b;      // [n], [m]; absent: uniform, mass 1
+  TensorView initial_f, initial_g;  // absent: 0
+  TensorView v, u;      // [m, v_columns], [n, u_columns]: P V and P^T U
+  int64_t v_columns = 0, u_columns = 0;
+};
+
+// Accuracy and iterations. Lengths are resolved to energies: rho, epsilon.
+struct SolverOptions {
+  double epsilon = 0;        // > 0 (transport)
+  double epsilon_decay = 0;  // scaling^p; 0: fixed epsilon
+  double epsilon_start = 0;  // 0: largest cost
+  UpdateRule update_rule = UpdateRule::kAlternating;
+  bool over_relaxation = true;  // Automatic; has an effect only with tolerance > 0.
+  int32_t max_iterations = 0;   // >= 1
+  double tolerance = 0;         // L1, units of mass; 0: exactly max_iterations
+  double rho_a = std::numeric_limits<double>::infinity();  // infinity: balanced
+  double rho_b = std::numeric_limits<double>::infinity();
+  bool debias = false;
+  Precision precision = Precision::kStrict;
+};
+
+struct Convergence {
+  int32_t iterations = 0;
+  bool converged = false;
+  double marginal_error_a = 0;
+  double marginal_error_b = 0;
+  StopReason stop_reason = StopReason::kMaxIterations;
+};
+
+// Where the answers go: the memory named here belongs to the caller and outlives the solve. Scalars: [count].
+struct Outputs {
+  double* value = nullptr;
+  double* value_linear = nullptr;
+  double* dual_bound = nullptr;
+  double* primal_bound = nullptr;
+  Convergence* convergence = nullptr;  // [count]; optional
+  OutputView f, g, f_aa, g_bb;
+  OutputView plan, row_sums, column_sums;
+  OutputView gradient_logits, gradient_dustbin_score;
+  OutputView gradient_x, gradient_y, gradient_a, gradient_b, gradient_cost;
+  OutputView plan_v, plan_transpose_u;
+  OutputView projection_x, projection_y;
+};
+
+// One request's worth of work. Views must stay valid until the solve is finished or dropped.
+struct Problem {
+  ProblemKind kind = ProblemKind::kNormalization;
+  int64_t count = 1;  // members, >= 1
+  int64_t n = 0, m = 0;
+  int64_t dim = 0;    // point clouds
+  NormalizationInputs normalization;
+  TransportInputs transport;
+  SolverOptions solver;
+  Outputs outputs;
+};
+
+// What a finished solve says of itself, besides the outputs.
+struct SolveReport {
+  Convergence convergence;  // The worst member: largest iterations and errors.
+  Precision precision = Precision::kStrict;
+  const char* family = "";  // A string literal.
+};
+
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_PROBLEM_H_
