@@ -1,0 +1,87 @@
+# cuda_library: C++ and CUDA sources compiled by nvcc into a cc_library, or, where nvcc is absent, the headers alone.
+
+load("@cuda//:config.bzl", "HAVE_CUDA", "NVCC")
+load("@rules_cc//cc:defs.bzl", "cc_library")
+
+# Machine code for A100 and for H100/H200 (`a`: wgmma and setmaxnreg), and PTX for whatever comes later.
+_ARCHITECTURES = [
+    "-gencode=arch=compute_80,code=[sm_80,compute_80]",
+    "-gencode=arch=compute_90a,code=sm_90a",
+]
+
+# nvcc's own front end and the code it generates trip -Wextra, so the host compiler is held to -Wall.
+_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "-Werror=all-warnings",
+    "-Xcompiler=-fPIC,-Wall,-Werror",
+    "--expt-relaxed-constexpr",
+]
+
+def _cuda_objects_impl(ctx):
+    context = cc_common.merge_cc_infos(
+        cc_infos = [dep[CcInfo] for dep in ctx.attr.deps],
+    ).compilation_context
+    flags = _FLAGS + _ARCHITECTURES + ctx.attr.copts
+    flags += ["-I.", "-I" + ctx.bin_dir.path]
+    flags += ["-isystem=" + path for path in context.system_includes.to_list()]
+    flags += ["-D" + define for define in context.defines.to_list()]
+    objects = []
+    for source in ctx.files.srcs:
+        stem = source.basename[:-len("." + source.extension)]
+        object = ctx.actions.declare_file("_nvcc/%s/%s.pic.o" % (ctx.label.name, stem))
+        ctx.actions.run(
+            executable = NVCC,
+            arguments = flags + ["-c", source.path, "-o", object.path],
+            inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers]),
+            outputs = [object],
+            mnemonic = "CudaCompile",
+            progress_message = "Compiling %s with nvcc" % source.short_path,
+            use_default_shell_env = True,
+        )
+        objects.append(object)
+    return [DefaultInfo(files = depset(objects))]
+
+_cuda_objects = rule(
+    implementation = _cuda_objects_impl,
+    attrs = {
+        "copts": attr.string_list(),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "hdrs": attr.label_list(allow_files = True),
+        "srcs": attr.label_list(allow_files = [".cu"]),
+    },
+)
+
+def cuda_library(name, srcs = [], hdrs = [], textual_hdrs = [], copts = [], deps = [], **kwargs):
+    """A cc_library whose sources are CUDA.
+
+    Dependents get SINKHORN_HAVE_CUDA as 0 or 1. Where it is 0 the headers are there and nothing they declare is.
+
+    Args:
+      name: the library.
+      srcs: .cu files.
+      hdrs: contract headers: included by C++ too, so free of CUDA headers unless every user is a .cu file.
+      textual_hdrs: headers for .cu files alone (.cuh).
+      copts: further words for nvcc.
+      deps: C++ and CUDA libraries.
+      **kwargs: as for cc_library.
+    """
+    deps = deps + ["@cuda//:runtime"]
+    if HAVE_CUDA:
+        _cuda_objects(
+            name = name + "_nvcc",
+            srcs = srcs,
+            hdrs = hdrs + textual_hdrs,
+            copts = copts,
+            deps = deps,
+            visibility = ["//visibility:private"],
+        )
+    cc_library(
+        name = name,
+        srcs = [name + "_nvcc"] if HAVE_CUDA and srcs else [],
+        hdrs = hdrs,
+        textual_hdrs = textual_hdrs,
+        deps = deps,
+        **kwargs
+    )
