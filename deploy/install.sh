@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Installs what building and testing need on Debian 12, from Debian's own packages. Does nothing when all is there.
+#
+# CUDA is not among them: nvcc, if you have it, is found on PATH, in $CUDA_HOME or in /usr/local/cuda; without it the
+# CUDA backend is left out of the build.
+set -euo pipefail
+
+packages=(
+  # The build.
+  g++ git bazel-bootstrap bazel-platforms bazel-rules-java bazel-rules-proto bazel-skylib
+  # The libraries (deploy/bazel/system.BUILD).
+  libabsl-dev libgrpc++-dev libprotobuf-dev prometheus-cpp-dev libhwy-dev libeigen3-dev
+  protobuf-compiler protobuf-compiler-grpc
+  # The tests.
+  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv python3-pip python3-dev
+)
+
+installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null || true)
+missing=()
+for package in "${packages[@]}"; do
+  grep -qx -- "$package installed" <<<"$installed" || missing+=("$package")
+done
+[ "${#missing[@]}" -gt 0 ] || exit 0
+
+sudo=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "install.sh: run as root, or install sudo; missing: ${missing[*]}" >&2; exit 1; }
+  sudo=(sudo)
+fi
+echo "Installing ${missing[*]}"
+apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" >/dev/null; }
+apt update
+apt install --yes --no-install-recommends "${missing[@]}"
