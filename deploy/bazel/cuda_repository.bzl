@@ -8,6 +8,12 @@ def _toolkit_root(repository, nvcc):
             return str(repository.path(line[len("#$ TOP="):].strip()))
     return None
 
+def _version(repository, nvcc):
+    for word in repository.execute([nvcc, "--version"]).stdout.replace("\n", " ").split(" "):
+        if word.startswith("V") and word[1:2].isdigit():
+            return word[1:]
+    return "unknown"
+
 def _find_nvcc(repository):
     places = ["/usr/local/cuda/bin/nvcc"]
     if repository.os.environ.get("CUDA_HOME"):
@@ -32,6 +38,7 @@ def _cuda_repository_impl(repository):
         "HAVE_CUDA = %s" % bool(root),
         "NVCC = %r" % (root + "/bin/nvcc" if root else ""),
         "CUDA_ROOT = %r" % (root or ""),
+        "NVCC_VERSION = %r" % (_version(repository, nvcc) if root else ""),
         "",
     ]))
 

@@ -1,6 +1,6 @@
 # cuda_library: C++ and CUDA sources compiled by nvcc into a cc_library, or, where nvcc is absent, the headers alone.
 
-load("@cuda//:config.bzl", "HAVE_CUDA", "NVCC")
+load("@cuda//:config.bzl", "HAVE_CUDA", "NVCC", "NVCC_VERSION")
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
 # Machine code for A100 and for H100/H200 (`a`: wgmma and setmaxnreg), and PTX for whatever comes later.
@@ -24,6 +24,7 @@ def _cuda_objects_impl(ctx):
         cc_infos = [dep[CcInfo] for dep in ctx.attr.deps],
     ).compilation_context
     flags = _FLAGS + _ARCHITECTURES + ctx.attr.copts
+    flags += ["-DSINKHORN_NVCC_" + NVCC_VERSION.replace(".", "_")]  # A new nvcc compiles all anew.
     flags += ["-I.", "-I" + ctx.bin_dir.path]
     flags += ["-isystem=" + path for path in context.system_includes.to_list()]
     flags += ["-D" + define for define in context.defines.to_list()]

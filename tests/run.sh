@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds everything, runs every test, and ends in one line: N passed, N failed[, N skipped].
+#
+#   tests/run.sh                     all of it
+#   tests/run.sh --quick             no sanitizers
+#   tests/run.sh --quick //server/...   C++ tests of these targets only
+#
+# A test joins a sanitizer's run by its tags: `sanitize` (addresses and undefined behaviour), `tsan` (data races).
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+quick=false
+if [ "${1:-}" = --quick ]; then quick=true; shift; fi
+targets=("${@:-//...}")
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+
+say() { printf '\n== %s\n' "$*"; }
+
+# A step that breaks, rather than running tests that fail, counts as one failure.
+broke() { echo "$1" >>"$results/broken"; }
+
+# cpp_tests NAME FLAGS...: runs the C++ tests and leaves Bazel's account of them in $results/NAME.bep.
+cpp_tests() {
+  local name=$1 status=0
+  shift
+  say "C++ tests: $name"
+  bazel test --keep_going --noshow_progress --color=no \
+    --build_event_json_file="$results/$name.bep" "$@" -- "${targets[@]}" || status=$?
+  # 3: some test failed, which the account says. 4: no test carries the tag.
+  case $status in 0 | 3 | 4) ;; *) broke "the $name build (bazel exit code $status)" ;; esac
+}
+
+# The virtual environment follows tests/requirements.txt.
+make_venv() {
+  cmp -s tests/requirements.txt .venv/requirements.txt && return
+  rm -rf .venv && python3 -m venv .venv && .venv/bin/pip install -q -r tests/requirements.txt &&
+    cp tests/requirements.txt .venv/
+}
+
+python_tests() {
+  local status=0
+  say "Python tests"
+  make_venv || { broke "the virtual environment"; return; }
+  .venv/bin/python -m pytest -c tests/pytest.ini --rootdir=. --junitxml="$results/python.xml" || status=$?
+  case $status in 0 | 1 | 5) ;; *) broke "pytest (exit code $status)" ;; esac  # 5: no test found.
+}
+
+./deploy/install.sh || { broke "deploy/install.sh"; targets=(); }
+if [ "${#targets[@]}" -gt 0 ]; then
+  cpp_tests plain
+  python_tests
+  if ! $quick; then
+    cpp_tests sanitize --config=sanitize --test_tag_filters=sanitize --build_tests_only
+    cpp_tests tsan --config=tsan --test_tag_filters=tsan --build_tests_only
+  fi
+fi
+
+say "Results"
+python3 tests/report.py "$results"
