@@ -1,0 +1,197 @@
+// Thin calls: prepare a context, call the stub, translate the status.
+#include "client/cpp/client.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "grpcpp/client_context.h"
+
+namespace sinkhorn::client {
+namespace {
+
+// ---- One asynchronous call: owns what gRPC writes to until its callback has run ----
+
+class AsyncCall : public Call {
+ public:
+  void Cancel() override { context.TryCancel(); }
+
+  grpc::ClientContext context;
+  v1::SolveResponse response;
+  Client::Callback done;
+};
+
+// ---- A stream ----
+
+class GrpcSolveStream : public SolveStream {
+ public:
+  GrpcSolveStream(v1::SinkhornService::Stub* stub, std::unique_ptr<grpc::ClientContext> context)
+      : context_(std::move(context)), stream_(stub->SolveStream(context_.get())) {}
+
+  ~GrpcSolveStream() override {
+    if (finished_) return;
+    context_->TryCancel();
+    Finish().IgnoreError();
+  }
+
+  bool Write(v1::SolveRequest request) override {
+    v1::SolveStreamRequest message;
+    message.mutable_solve()->Swap(&request);
+    return stream_->Write(message);
+  }
+
+  void WritesDone() override { stream_->WritesDone(); }
+
+  bool Read(Reply* reply) override {
+    v1::SolveStreamResponse message;
+    if (!stream_->Read(&message)) return false;
+    reply->request_id = std::move(*message.mutable_request_id());
+    if (message.has_error()) {
+      reply->result = FromRpcStatus(message.error());
+      if (reply->result.status().ok()) reply->result = absl::InternalError("the server sent an error without a code");
+    } else {
+      reply->result = std::move(*message.mutable_solve());
+    }
+    return true;
+  }
+
+  absl::Status Finish() override {
+    if (finished_) return status_;
+    finished_ = true;
+    v1::SolveStreamResponse unread;  // Finish waits for the status, which comes after all replies.
+    while (stream_->Read(&unread)) {
+    }
+    status_ = FromGrpcStatus(stream_->Finish());
+    return status_;
+  }
+
+  void Cancel() override { context_->TryCancel(); }
+
+ private:
+  const std::unique_ptr<grpc::ClientContext> context_;
+  const std::unique_ptr<grpc::ClientReaderWriter<v1::SolveStreamRequest, v1::SolveStreamResponse>> stream_;
+  bool finished_ = false;
+  absl::Status status_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& target, const ClientOptions& options) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = CreateChannel(target, options);
+  if (!channel.ok()) return channel.status();
+  return std::make_unique<Client>(*std::move(channel), options);
+}
+
+Client::Client(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)
+    : channel_(std::move(channel)),
+      stub_(v1::SinkhornService::NewStub(channel_)),
+      health_(grpc::health::v1::Health::NewStub(channel_)),
+      wait_for_ready_(options.wait_for_ready),
+      authorization_(options.auth_token.empty() ? "" : absl::StrCat("Bearer ", options.auth_token)) {}
+
+void Client::Prepare(absl::Time deadline, bool wait_for_ready, grpc::ClientContext* context) const {
+  if (deadline != absl::InfiniteFuture()) context->set_deadline(absl::ToChronoTime(deadline));
+  context->set_wait_for_ready(wait_for_ready);
+  if (!authorization_.empty()) context->AddMetadata("authorization", authorization_);
+}
+
+absl::StatusOr<v1::SolveResponse> Client::Solve(const v1::SolveRequest& request, absl::Time deadline) {
+  grpc::ClientContext context;
+  Prepare(deadline, wait_for_ready_, &context);
+  v1::SolveResponse response;
+  const grpc::Status status = stub_->Solve(&context, request, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
+std::shared_ptr<Call> Client::SolveAsync(const v1::SolveRequest& request, absl::Time deadline, Callback done) {
+  auto call = std::make_shared<AsyncCall>();
+  Prepare(deadline, wait_for_ready_, &call->context);
+  call->done = std::move(done);
+  stub_->async()->Solve(&call->context, &request, &call->response, [call](grpc::Status status) {
+    if (status.ok()) {
+      call->done(std::move(call->response));
+    } else {
+      call->done(FromGrpcStatus(status));
+    }
+  });
+  return call;
+}
+
+std::vector<absl::StatusOr<v1::SolveResponse>> Client::SolveAll(absl::Span<const v1::SolveRequest> requests,
+                                                                absl::Time deadline, int max_in_flight) {
+  std::vector<absl::StatusOr<v1::SolveResponse>> results(requests.size(), absl::UnknownError("not sent"));
+  // Shared with the callbacks, the last of which may still be unlocking when the wait below has returned.
+  struct State {
+    absl::Mutex mutex;
+    int in_flight = 0;
+  };
+  const auto state = std::make_shared<State>();
+  const auto wait_until_below = [&state](int limit) {
+    const auto below = [&state, limit] { return state->in_flight < limit; };
+    state->mutex.LockWhen(absl::Condition(&below));
+  };
+  for (size_t i = 0; i < requests.size(); ++i) {
+    wait_until_below(std::max(1, max_in_flight));
+    ++state->in_flight;
+    state->mutex.Unlock();
+    SolveAsync(requests[i], deadline, [state, result = &results[i]](absl::StatusOr<v1::SolveResponse> response) {
+      *result = std::move(response);
+      absl::MutexLock lock(&state->mutex);
+      --state->in_flight;
+    });
+  }
+  wait_until_below(1);
+  state->mutex.Unlock();
+  return results;
+}
+
+std::unique_ptr<SolveStream> Client::OpenStream(absl::Time deadline) {
+  auto context = std::make_unique<grpc::ClientContext>();
+  Prepare(deadline, wait_for_ready_, context.get());
+  return std::make_unique<GrpcSolveStream>(stub_.get(), std::move(context));
+}
+
+absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Time deadline) {
+  grpc::ClientContext context;
+  Prepare(deadline, wait_for_ready_, &context);
+  v1::GetServerInfoResponse response;
+  const grpc::Status status = stub_->GetServerInfo(&context, v1::GetServerInfoRequest(), &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
+absl::StatusOr<bool> Client::CheckHealth(absl::Time deadline, absl::string_view service) {
+  grpc::ClientContext context;
+  Prepare(deadline, wait_for_ready_, &context);
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(std::string(service));
+  grpc::health::v1::HealthCheckResponse response;
+  const grpc::Status status = health_->Check(&context, request, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
+}
+
+absl::Status Client::WaitForReady(absl::Time deadline) {
+  constexpr absl::Duration kPauseMax = absl::Milliseconds(500);
+  absl::Duration pause = absl::Milliseconds(5);
+  while (true) {
+    const absl::StatusOr<bool> serving = CheckHealth(std::min(deadline, absl::Now() + absl::Seconds(5)));
+    if (serving.ok() && *serving) return absl::OkStatus();
+    const bool may_change = serving.ok() || serving.status().code() == absl::StatusCode::kUnavailable ||
+                            serving.status().code() == absl::StatusCode::kDeadlineExceeded;
+    if (!may_change) return serving.status();
+    if (absl::Now() + pause >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the server is not ready: ",
+                       serving.ok() ? "it answers NOT_SERVING (starting, draining or out of devices)"
+                                    : Describe(serving.status())));
+    }
+    absl::SleepFor(pause);
+    pause = std::min(2 * pause, kPauseMax);
+  }
+}
+
+}  // namespace sinkhorn::client
