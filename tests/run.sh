@@ -3,7 +3,7 @@
 #
 #   tests/run.sh                     all of it
 #   tests/run.sh --quick             no sanitizers
-#   tests/run.sh --quick //server/...   C++ tests of these targets only
+#   tests/run.sh --quick //server/...   C++ tests of these targets only, and the Python tests
 #
 # A test joins a sanitizer's run by its tags: `sanitize` (addresses and undefined behaviour), `tsan` (data races).
 set -uo pipefail
