@@ -1,0 +1,492 @@
+// The oracle against closed forms 1-12 and against finite differences: whoever trusts the oracle
+// trusts this.
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "tests/oracle/closed_forms.h"
+#include "tests/oracle/normalization.h"
+#include "tests/oracle/transport.h"
+#include "tests/oracle/transport_outputs.h"
+
+namespace sinkhorn::oracle {
+namespace {
+
+Vector Uniform(size_t count, double low, double high, unsigned seed) {
+  std::mt19937_64 generator(seed);
+  std::uniform_real_distribution<double> uniform(low, high);
+  Vector values(count);
+  for (double& value : values) value = uniform(generator);
+  return values;
+}
+
+Vector Masses(size_t count, unsigned seed, double total = 1) {
+  Vector masses = Uniform(count, 0.1, 1, seed);
+  const double sum = Sum(masses);
+  for (double& mass : masses) mass *= total / sum;
+  return masses;
+}
+
+Transport RandomClouds(int64_t n, int64_t m, int64_t dim, double epsilon, unsigned seed) {
+  Transport problem;
+  problem.n = n;
+  problem.m = m;
+  problem.dim = dim;
+  problem.x = Uniform(n * dim, 0, 1, seed);
+  problem.y = Uniform(m * dim, 0, 1, seed + 1);
+  problem.a = Masses(n, seed + 2);
+  problem.b = Masses(m, seed + 3);
+  problem.solver.epsilon = epsilon;
+  return problem;
+}
+
+Potentials ConvergedOrFail(const Transport& problem) {
+  double error = 0;
+  Potentials at = Converge(problem, &error);
+  EXPECT_LT(error, 1e-12 * (Sum(problem.a) + Sum(problem.b)));
+  return at;
+}
+
+void ExpectAllNear(const Vector& actual, const Vector& expected, double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t k = 0; k < actual.size(); ++k) EXPECT_NEAR(actual[k], expected[k], tolerance) << k;
+}
+
+// ---- Closed forms ---------------------------------------------------------------------------
+
+TEST(ClosedForms, OnePointEach) {  // 1
+  for (double rho_a : {0.3, 2.0}) {
+    Transport problem;
+    problem.n = problem.m = 1;
+    problem.cost = {1.7};
+    problem.a = {0.6};
+    problem.b = {1.3};
+    problem.solver.epsilon = 0.2;
+    problem.solver.rho_a = rho_a;
+    problem.solver.rho_b = 0.9;
+    const Potentials at = ConvergedOrFail(problem);
+    EXPECT_NEAR(Plan(problem, at)[0], OnePointMass(0.6, 1.3, 1.7, 0.2, rho_a, 0.9), 1e-14);
+    EXPECT_NEAR(Value(problem, at), OnePointValue(0.6, 1.3, 1.7, 0.2, rho_a, 0.9), 1e-13);
+  }
+  Transport balanced;
+  balanced.n = balanced.m = 1;
+  balanced.cost = {1.7};
+  balanced.solver.epsilon = 0.2;
+  balanced = WithUniformMasses(balanced);
+  const Potentials at = Iterate(balanced, 1);
+  EXPECT_NEAR(Plan(balanced, at)[0], 1, 1e-14);  // exp of an exponent around 8.5
+  EXPECT_NEAR(Value(balanced, at), 1.7, 1e-14);
+}
+
+TEST(ClosedForms, TwoByTwo) {  // 2
+  Transport problem;
+  problem.n = problem.m = 2;
+  problem.cost = {0.3, 1.1, 0.7, 0.2};
+  problem.a = {0.3, 0.7};
+  problem.b = {0.45, 0.55};
+  problem.solver.epsilon = 0.25;
+  const Potentials at = ConvergedOrFail(problem);
+  EXPECT_NEAR(Plan(problem, at)[0], TwoByTwoPlan11(0.3, 0.45, problem.cost, 0.25), 1e-14);
+
+  Normalization square;
+  square.n = square.m = 2;
+  square.logits = {0.4, -1.0, 0.3, 2.0};
+  square.recipe = ExactRecipe();
+  const Vector plan = Normalize(square);
+  EXPECT_NEAR(plan[0], TwoByTwoDoublyStochastic11(square.logits), 1e-14);
+  EXPECT_NEAR(ImplicitGradient(plan, 2, 2, {1, 0, 0, 0})[0],
+              TwoByTwoDoublyStochasticSlope11(square.logits), 1e-14);
+}
+
+TEST(ClosedForms, SymmetricUnbalancedTwoByTwo) {  // 3
+  Transport problem;
+  problem.n = problem.m = 2;
+  problem.cost = {0, 1, 1, 0};
+  problem.solver.epsilon = problem.solver.rho_a = problem.solver.rho_b = 1;
+  problem = WithUniformMasses(problem);
+  const Vector plan = Plan(problem, ConvergedOrFail(problem));
+  ExpectAllNear(plan,
+                {kSymmetricUnbalancedP11, kSymmetricUnbalancedP12, kSymmetricUnbalancedP12,
+                 kSymmetricUnbalancedP11},
+                1e-10);
+}
+
+TEST(ClosedForms, GaugeScalingSwap) {  // 4
+  Transport problem;
+  problem.n = 7;
+  problem.m = 5;
+  problem.cost = Uniform(35, 0, 2, 1);
+  problem.a = Masses(7, 2);
+  problem.b = Masses(5, 3);
+  problem.solver.epsilon = 0.1;
+  const Potentials at = ConvergedOrFail(problem);
+  const Vector u = Uniform(7, -1, 1, 4), v = Uniform(5, -1, 1, 5);
+  Transport shifted = problem;
+  for (int64_t i = 0; i < 7; ++i) {
+    for (int64_t j = 0; j < 5; ++j) shifted.cost[i * 5 + j] += u[i] + v[j];
+  }
+  const Potentials moved = ConvergedOrFail(shifted);
+  ExpectAllNear(Plan(shifted, moved), Plan(problem, at), 1e-13);
+  const double constant = moved.f[0] - at.f[0] - u[0];
+  for (int64_t i = 0; i < 7; ++i) EXPECT_NEAR(moved.f[i], at.f[i] + u[i] + constant, 1e-12);
+  for (int64_t j = 0; j < 5; ++j) EXPECT_NEAR(moved.g[j], at.g[j] + v[j] - constant, 1e-12);
+
+  problem.solver.rho_a = 0.5;
+  problem.solver.rho_b = 0.8;
+  const double value = Value(problem, ConvergedOrFail(problem));
+  Transport scaled = problem;
+  for (double& cost : scaled.cost) cost *= 3;
+  scaled.solver.epsilon *= 3;
+  scaled.solver.rho_a *= 3;
+  scaled.solver.rho_b *= 3;
+  EXPECT_NEAR(Value(scaled, ConvergedOrFail(scaled)), 3 * value, 1e-12);
+
+  const Potentials unswapped = ConvergedOrFail(problem);
+  const Potentials swapped = ConvergedOrFail(Swapped(problem));
+  ExpectAllNear(swapped.f, unswapped.g, 1e-12);
+  ExpectAllNear(swapped.g, unswapped.f, 1e-12);
+}
+
+TEST(ClosedForms, Polygons) {  // 5
+  Transport problem = Polygons(400, 1.0, 0.7);
+  problem.solver.epsilon = 0.1;
+  const Potentials at = Iterate(problem, 2);
+  EXPECT_NEAR(Value(problem, at), PolygonsValue(1.0, 0.7, 0.1), 1e-13);
+  for (double f : at.f) EXPECT_NEAR(f, at.f[0], 1e-13);
+  const Vector gradient = GradientX(problem, at);
+  EXPECT_NEAR(Dot(gradient, problem.x), PolygonsSlope(1.0, 0.7, 0.1), 1e-13);
+}
+
+TEST(ClosedForms, Hypercubes) {  // 6
+  for (double epsilon : {0.05, 1.0, 10.0}) {
+    Transport problem = Hypercubes(9, 0.5, 0.8);
+    problem.solver.epsilon = epsilon;
+    const Potentials at = Iterate(problem, 1);
+    EXPECT_NEAR(Value(problem, at), HypercubesValue(9, 0.5, 0.8, epsilon), 1e-12);
+    EXPECT_LT(MarginalErrorA(problem, at), 1e-12);
+  }
+}
+
+TEST(ClosedForms, ProductsAdd) {  // 7
+  const Transport first = RandomClouds(5, 4, 2, 0.2, 11), second = RandomClouds(3, 6, 1, 0.2, 12);
+  const Potentials at_first = ConvergedOrFail(first), at_second = ConvergedOrFail(second);
+  const Transport product = Product(first, second);
+  Potentials sum;
+  for (double p : at_first.f) {
+    for (double q : at_second.f) sum.f.push_back(p + q);
+  }
+  for (double p : at_first.g) {
+    for (double q : at_second.g) sum.g.push_back(p + q);
+  }
+  EXPECT_LT(MarginalErrorA(product, sum) + MarginalErrorB(product, sum), 1e-13);
+  EXPECT_NEAR(Value(product, ConvergedOrFail(product)),
+              Value(first, at_first) + Value(second, at_second), 1e-13);
+}
+
+TEST(ClosedForms, Translation) {  // 8
+  for (double epsilon : {0.01, 1.0}) {
+    Transport problem = RandomClouds(12, 12, 2, epsilon, 21);
+    const double t[2] = {0.4, -0.9};
+    problem.kappa = 0.5;
+    problem.b = problem.a;
+    for (int64_t i = 0; i < 12; ++i) {
+      for (int k = 0; k < 2; ++k) problem.y[2 * i + k] = problem.x[2 * i + k] + t[k];
+    }
+    const Potentials at = ConvergedOrFail(problem);
+    const Transport self = SelfProblemA(problem);
+    const Vector f_aa = ConvergeSymmetric(self), g_bb = ConvergeSymmetric(SelfProblemB(problem));
+    EXPECT_NEAR(Divergence(problem, at, f_aa, g_bb), 0.5 * (0.16 + 0.81), 1e-12);
+    Vector gradient = GradientX(problem, at);
+    const Vector self_gradient = GradientX(self, {f_aa, f_aa});
+    for (int64_t i = 0; i < 12; ++i) {
+      for (int k = 0; k < 2; ++k) {
+        EXPECT_NEAR(gradient[2 * i + k] - self_gradient[2 * i + k], -problem.a[i] * t[k], 1e-12);
+      }
+    }
+  }
+}
+
+TEST(ClosedForms, Gaussians) {  // 9
+  const Gaussian first = {{0.1, -0.2}, {0.5, 0.2, 0.3}}, second = {{0.6, 0.3}, {0.2, -0.05, 0.4}};
+  Transport problem = GaussiansOnGrids(first, second, 22, 6.5);
+  problem.solver.epsilon = 0.6;
+  const Potentials at = Iterate(problem, 60);
+  EXPECT_LT(MarginalErrorA(problem, at), 1e-12);
+  EXPECT_NEAR(Value(problem, at), GaussiansValue(first, second, 0.6), 1e-8);
+}
+
+TEST(ClosedForms, UnbalancedValueFromMass) {  // 10
+  Transport problem = RandomClouds(9, 14, 3, 0.05, 31);
+  problem.b = Masses(14, 5, 1.8);
+  problem.solver.rho_a = problem.solver.rho_b = 0.4;
+  const Potentials at = ConvergedOrFail(problem);
+  const double mass = Sum(PlanRowSums(problem, at));
+  EXPECT_NEAR(Value(problem, at), UnbalancedValueFromMass(1, 1.8, mass, 0.4, 0.05), 1e-12);
+  EXPECT_NEAR(Value(problem, at), PrimalValue(problem, Plan(problem, at)), 1e-12);
+}
+
+TEST(ClosedForms, Limits) {  // 11
+  Transport problem = RandomClouds(10, 8, 2, 1e9, 41);
+  const Vector plan = Plan(problem, ConvergedOrFail(problem));
+  for (int64_t i = 0; i < 10; ++i) {
+    for (int64_t j = 0; j < 8; ++j) {
+      EXPECT_NEAR(plan[i * 8 + j], problem.a[i] * problem.b[j], 1e-9);
+    }
+  }
+  Transport line;
+  line.n = line.m = 40;
+  line.dim = 1;
+  line.x = Uniform(40, 0, 1, 42);
+  line.y = Uniform(40, 0.2, 1.4, 43);
+  const double sorted = SortedLineValue(line.x, line.y);
+  for (double epsilon : {1e-3, 1e-2}) {
+    line.solver.epsilon = epsilon;
+    line = WithUniformMasses(line);
+    const double value = Value(line, ConvergedOrFail(line));
+    EXPECT_GE(value, sorted - 1e-12);
+    EXPECT_LE(value, sorted + epsilon * std::log(40.0) + 1e-12);
+  }
+}
+
+TEST(ClosedForms, BoundsBracket) {  // 12
+  for (double epsilon : {1e-3, 1e-1, 10.0}) {
+    const Transport problem = RandomClouds(17, 23, 2, epsilon, 51);
+    const double value = Value(problem, ConvergedOrFail(problem));
+    for (int iterations : {1, 3, 10, 1000}) {
+      const Potentials at = Iterate(problem, iterations);
+      EXPECT_LE(Value(problem, at), value + 1e-13);
+      EXPECT_GE(PrimalBound(problem, at), value - 1e-13);
+    }
+    const Potentials at = ConvergedOrFail(problem);
+    EXPECT_NEAR(PrimalBound(problem, at), value, 1e-11);
+    EXPECT_NEAR(PrimalValue(problem, Plan(problem, at)), value, 1e-11);
+  }
+}
+
+// ---- Transport ------------------------------------------------------------------------------
+
+TEST(Transport, ConvergesInHardCases) {
+  for (double epsilon : {1e-3, 1e-2, 10.0}) {
+    Transport problem = RandomClouds(61, 47, 2, epsilon, 61);
+    problem.a[5] = problem.a[6] = problem.b[0] = 0;
+    const double total_a = Sum(problem.a), total_b = Sum(problem.b);
+    for (double& a : problem.a) a /= total_a;
+    for (double& b : problem.b) b /= total_b;
+    const Potentials at = ConvergedOrFail(problem);
+    for (double f : at.f) EXPECT_TRUE(std::isfinite(f));
+    ConvergedOrFail(Swapped(problem));
+    problem.solver.rho_a = 0.5;
+    ConvergedOrFail(problem);
+  }
+}
+
+TEST(Transport, UpdateRulesShareTheFixedPoint) {
+  for (double rho_b : {std::numeric_limits<double>::infinity(), 0.7}) {
+    Transport problem = RandomClouds(13, 9, 2, 0.3, 71);
+    problem.solver.rho_b = rho_b;
+    const double value = Value(problem, ConvergedOrFail(problem));
+    for (UpdateRule rule : {UpdateRule::kAlternating, UpdateRule::kSymmetric}) {
+      problem.solver.update_rule = rule;
+      EXPECT_NEAR(Value(problem, Iterate(problem, 2000)), value, 1e-12);
+      problem.solver.epsilon_decay = 0.5;
+      EXPECT_NEAR(Value(problem, Iterate(problem, 2000)), value, 1e-12);
+      problem.solver.epsilon_decay = 0;
+    }
+  }
+}
+
+// The first iterations, written out.
+TEST(Transport, ScheduleAndStart) {
+  Transport problem = RandomClouds(4, 3, 1, 0.01, 81);
+  problem.x = {0, 1, 2, 3};
+  problem.y = {-1, 0, 1};
+  problem.solver.epsilon_decay = 0.25;
+  EXPECT_DOUBLE_EQ(EpsilonAt(problem, 0), 16);
+  EXPECT_DOUBLE_EQ(EpsilonAt(problem, 1), 4);
+  EXPECT_DOUBLE_EQ(EpsilonAt(problem, 9), 0.01);
+  problem.solver.epsilon_start = 2;
+  EXPECT_DOUBLE_EQ(EpsilonAt(problem, 1), 0.5);
+  const Vector zero_f(4, 0.0), zero_g(3, 0.0);
+  const Vector f0 = HalfStepRows(problem, zero_g, 2), g0 = HalfStepColumns(problem, f0, 2);
+  ExpectAllNear(Iterate(problem, 1).g, g0, 0);
+  ExpectAllNear(Iterate(problem, 2).f, HalfStepRows(problem, g0, 0.5), 0);
+  problem.solver.update_rule = UpdateRule::kSymmetric;
+  const Vector g_start = HalfStepColumns(problem, zero_f, 2);
+  const Vector f_next = HalfStepRows(problem, g_start, 2);
+  const Potentials once = Iterate(problem, 1);
+  for (int64_t i = 0; i < 4; ++i) EXPECT_DOUBLE_EQ(once.f[i], (f0[i] + f_next[i]) / 2);
+  problem.initial_f = {1, 2, 3, 4};
+  problem.initial_g = {-1, 0, 1};
+  const Potentials warm = Iterate(problem, 1);
+  const Vector f_half = HalfStepRows(problem, problem.initial_g, 2);
+  for (int64_t i = 0; i < 4; ++i) EXPECT_DOUBLE_EQ(warm.f[i], (i + 1 + f_half[i]) / 2);
+}
+
+// Gradients at fixed potentials are those of the dual objective; finite differences of it know no
+// formula.
+TEST(Transport, GradientsMatchFiniteDifferences) {
+  for (double rho : {std::numeric_limits<double>::infinity(), 0.6}) {
+    Transport problem = RandomClouds(5, 4, 2, 0.3, 91);
+    problem.b = Masses(4, 92, 1.4);
+    problem.solver.rho_a = rho;
+    const Potentials at = Iterate(problem, 2);
+    const auto check = [&](Vector Transport::*field, const Vector& gradient) {
+      const Vector numeric = FiniteDifferences(
+          [&](const Vector& values) {
+            Transport moved = problem;
+            moved.*field = values;
+            return Value(moved, at);
+          },
+          problem.*field, 1e-6);
+      ExpectAllNear(gradient, numeric, 1e-8);
+    };
+    check(&Transport::x, GradientX(problem, at));
+    check(&Transport::y, GradientY(problem, at));
+    check(&Transport::a, GradientA(problem, at));
+    check(&Transport::b, GradientB(problem, at));
+  }
+}
+
+TEST(Transport, PlanProductsAgreeWithThePlan) {
+  const Transport problem = RandomClouds(6, 5, 2, 0.3, 95);
+  const Potentials at = Iterate(problem, 3);
+  const Vector plan = Plan(problem, at), ones_m(5, 1.0), ones_n(6, 1.0);
+  ExpectAllNear(PlanRowSums(problem, at), RowSums(plan, 6, 5), 1e-15);
+  ExpectAllNear(PlanColumnSums(problem, at), ColumnSums(plan, 6, 5), 1e-15);
+  ExpectAllNear(PlanTimes(problem, at, ones_m, 1), PlanRowSums(problem, at), 1e-15);
+  ExpectAllNear(PlanTransposeTimes(problem, at, ones_n, 1), PlanColumnSums(problem, at), 1e-15);
+  double linear = 0;
+  for (int64_t k = 0; k < 30; ++k) linear += plan[k] * problem.Cost(k / 5, k % 5);
+  EXPECT_NEAR(ValueLinear(problem, at), linear, 1e-15);
+  const Vector projection = ProjectionX(problem, at), sums = PlanRowSums(problem, at);
+  const Vector gradient = GradientX(problem, at);
+  for (int64_t k = 0; k < 12; ++k) {
+    EXPECT_NEAR(gradient[k], 2 * sums[k / 2] * (problem.x[k] - projection[k]), 1e-14);
+  }
+}
+
+// ---- Normalisation --------------------------------------------------------------------------
+
+std::vector<Recipe> Recipes() {
+  Recipe custom;
+  custom.offset = 1e-3;
+  custom.order = Order::kColumnRow;
+  custom.guard = Guard::kAdd;
+  custom.guard_value = 0.05;
+  custom.logit_floor = -0.5;
+  Recipe guarded = ExpColumnRowRecipe();
+  guarded.guard_value = 3;  // Bites on some rows.
+  return {LogRowColumnRecipe(), ExpColumnRowRecipe(), DeepSeekRecipe(), custom, guarded};
+}
+
+Normalization RandomLogits(int64_t n, int64_t m, double scale, unsigned seed) {
+  Normalization problem;
+  problem.n = n;
+  problem.m = m;
+  problem.logits = Uniform(n * m, -scale, scale, seed);
+  return problem;
+}
+
+// The named recipes as NUMERICS section 2 writes them, in the linear domain.
+TEST(Normalization, NamedRecipesStepByStep) {
+  Normalization problem = RandomLogits(3, 4, 2, 101);
+  problem.iterations = 3;
+  const auto scale_rows = [](Vector* matrix, const std::function<double(double)>& divisor) {
+    const Vector sums = RowSums(*matrix, 3, 4);
+    for (int k = 0; k < 12; ++k) (*matrix)[k] /= divisor(sums[k / 4]);
+  };
+  const auto scale_columns = [](Vector* matrix, const std::function<double(double)>& divisor) {
+    const Vector sums = ColumnSums(*matrix, 3, 4);
+    for (int k = 0; k < 12; ++k) (*matrix)[k] /= divisor(sums[k % 4]);
+  };
+  const auto plain = [](double s) { return s; };
+  const auto at_least = [](double s) { return std::max(s, 1e-10); };
+  const auto plus = [](double s) { return s + 1e-6; };
+  Vector exponential = problem.logits;
+  for (double& value : exponential) value = std::exp(value);
+
+  Vector log_row_column = exponential, exp_column_row = exponential, deepseek = exponential;
+  for (int t = 0; t < 3; ++t) {
+    scale_rows(&log_row_column, plain);
+    scale_columns(&log_row_column, plain);
+    scale_columns(&exp_column_row, at_least);
+    scale_rows(&exp_column_row, at_least);
+  }
+  scale_rows(&deepseek, plain);
+  for (double& value : deepseek) value += 1e-6;
+  scale_columns(&deepseek, plus);
+  for (int t = 1; t < 3; ++t) {
+    scale_rows(&deepseek, plus);
+    scale_columns(&deepseek, plus);
+  }
+  problem.recipe = LogRowColumnRecipe();
+  ExpectAllNear(Normalize(problem), log_row_column, 1e-15);
+  problem.recipe = ExpColumnRowRecipe();
+  ExpectAllNear(Normalize(problem), exp_column_row, 1e-15);
+  problem.recipe = DeepSeekRecipe();
+  ExpectAllNear(Normalize(problem), deepseek, 1e-15);
+}
+
+TEST(Normalization, ExactHasTheMarginals) {
+  for (double scale : {1.0, 20.0}) {
+    Normalization problem = RandomLogits(9, 6, scale, 111);
+    problem.recipe = ExactRecipe();
+    const Vector plan = Normalize(problem);
+    ExpectAllNear(RowSums(plan, 9, 6), Vector(9, 1.0), 1e-12);
+    ExpectAllNear(ColumnSums(plan, 9, 6), Vector(6, 1.5), 1e-12);
+    const Vector with_bin = Normalize(WithDustbin(problem, 0.3));
+    Vector rows(9, 1.0);
+    rows.push_back(9);
+    ExpectAllNear(RowSums(with_bin, 10, 7), rows, 1e-11);
+  }
+}
+
+TEST(Normalization, UnrolledMatchesFiniteDifferences) {
+  for (const Recipe& recipe : Recipes()) {
+    Normalization problem = RandomLogits(4, 3, 2, 121);
+    problem.recipe = recipe;
+    problem.iterations = 3;
+    problem.row_marginals = Uniform(4, 0.5, 2, 122);
+    problem.column_marginals = Uniform(3, 0.5, 2, 123);
+    const Vector cotangent = Uniform(12, -1, 1, 124);
+    const Vector numeric = FiniteDifferences(
+        [&](const Vector& logits) {
+          Normalization moved = problem;
+          moved.logits = logits;
+          return Dot(Normalize(moved), cotangent);
+        },
+        problem.logits, 1e-6);
+    ExpectAllNear(UnrolledGradient(problem, cotangent), numeric, 1e-9);
+  }
+}
+
+TEST(Normalization, ImplicitModesMatchUnrolledAtConvergence) {
+  Normalization problem = RandomLogits(5, 5, 1, 131);
+  problem.recipe = LogRowColumnRecipe();
+  problem.iterations = 300;
+  const Vector cotangent = Uniform(25, -1, 1, 132), plan = Normalize(problem);
+  const Vector unrolled = UnrolledGradient(problem, cotangent);
+  ExpectAllNear(ImplicitGradient(plan, 5, 5, cotangent), unrolled, 1e-13);
+  ExpectAllNear(ImplicitUnitGradient(plan, 5, 5, cotangent), unrolled, 1e-12);
+  ExpectAllNear(ImplicitFullGradient(plan, 5, 5, cotangent), unrolled, 1e-12);
+  problem.row_marginals = Uniform(5, 0.5, 2, 133);
+  problem.column_marginals = problem.row_marginals;
+  const Vector other = Normalize(problem);
+  ExpectAllNear(ImplicitGradient(other, 5, 5, cotangent), UnrolledGradient(problem, cotangent),
+                1e-13);
+}
+
+TEST(Normalization, SurvivesHugeLogits) {
+  for (const Recipe& recipe : Recipes()) {
+    Normalization problem = RandomLogits(6, 6, 1e4, 141);
+    problem.recipe = recipe;
+    problem.iterations = 20;
+    for (double value : Normalize(problem)) EXPECT_TRUE(std::isfinite(value) && value >= 0);
+    const Vector cotangent = Uniform(36, -1, 1, 142);
+    for (double value : UnrolledGradient(problem, cotangent)) EXPECT_TRUE(std::isfinite(value));
+  }
+}
+
+}  // namespace
+}  // namespace sinkhorn::oracle

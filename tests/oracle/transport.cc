@@ -1,0 +1,271 @@
+#include "tests/oracle/transport.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tests/oracle/transport_outputs.h"
+
+namespace sinkhorn::oracle {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double Damping(double eps, double rho) { return std::isinf(rho) ? 1.0 : 1 / (1 + eps / rho); }
+
+// a for balanced rows, a exp(-f / rho) otherwise: what the row sums must be.
+double TargetMass(double mass, double potential, double rho) {
+  return std::isinf(rho) ? mass : mass * std::exp(-potential / rho);
+}
+
+// Newton step on g of the dual objective with f eliminated, at potentials whose f is a fresh half
+// step. The dual's Hessian (times -eps) is [diag(r + p) P; P^T diag(c + q)], p = (eps / rho_a) a
+// exp(-f / rho_a) and q likewise (0: balanced). Its Schur complement on g is a graph Laplacian plus
+// a non-negative diagonal; both are summed as positive terms, so nothing cancels however weakly the
+// graph is connected.
+Potentials NewtonStep(const Transport& problem, const Potentials& at, const Vector& plan) {
+  const int64_t n = problem.n, m = problem.m;
+  const double eps = problem.solver.epsilon;
+  const bool balanced = std::isinf(problem.solver.rho_a) && std::isinf(problem.solver.rho_b);
+  const auto extra = [&](double mass, double potential, double rho) {
+    return std::isinf(rho) ? 0.0 : eps / rho * TargetMass(mass, potential, rho);
+  };
+  Vector matrix(m * m, 0.0), right(m, 0.0), f_gradient(n, 0.0), f_diagonal(n, 0.0);
+  for (int64_t i = 0; i < n; ++i) {
+    const double* row = &plan[i * m];
+    double sum = 0;
+    for (int64_t j = 0; j < m; ++j) sum += row[j];
+    const double p = extra(problem.a[i], at.f[i], problem.solver.rho_a);
+    f_gradient[i] = TargetMass(problem.a[i], at.f[i], problem.solver.rho_a) - sum;
+    f_diagonal[i] = sum + p;
+    if (!(f_diagonal[i] > 0)) continue;
+    for (int64_t j = 0; j < m; ++j) {
+      if (row[j] == 0) continue;
+      const double share = row[j] / f_diagonal[i];
+      right[j] -= share * f_gradient[i];
+      matrix[j * m + j] += share * p;
+      for (int64_t k = 0; k < m; ++k) {
+        if (k == j) continue;
+        matrix[j * m + k] -= share * row[k];
+        matrix[j * m + j] += share * row[k];
+      }
+    }
+  }
+  for (int64_t j = 0; j < m; ++j) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += plan[i * m + j];
+    right[j] += TargetMass(problem.b[j], at.g[j], problem.solver.rho_b) - sum;
+    matrix[j * m + j] += extra(problem.b[j], at.g[j], problem.solver.rho_b);
+  }
+  if (balanced) {  // The constant is free: hold g of the heaviest column.
+    const int64_t held = std::max_element(problem.b.begin(), problem.b.end()) - problem.b.begin();
+    for (int64_t j = 0; j < m; ++j) matrix[held * m + j] = matrix[j * m + held] = 0;
+    matrix[held * m + held] = 1;
+    right[held] = 0;
+  }
+  Potentials step{Vector(n, 0.0), SolveLinear(std::move(matrix), std::move(right), m)};
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(f_diagonal[i] > 0)) continue;
+    double rest = f_gradient[i];
+    for (int64_t j = 0; j < m; ++j) rest -= plan[i * m + j] * step.g[j];
+    step.f[i] = rest / f_diagonal[i];
+  }
+  for (double& value : step.f) value *= eps;
+  for (double& value : step.g) value *= eps;
+  return step;
+}
+
+double TotalError(const Transport& problem, const Potentials& at) {
+  const double error = MarginalErrorA(problem, at) + MarginalErrorB(problem, at);
+  return std::isfinite(error) ? error : kInfinity;
+}
+
+// One alternating iteration at the final epsilon.
+Potentials Sweep(const Transport& problem, const Potentials& from) {
+  Potentials to;
+  to.f = HalfStepRows(problem, from.g, problem.solver.epsilon);
+  to.g = HalfStepColumns(problem, to.f, problem.solver.epsilon);
+  return to;
+}
+
+// Newton's step, halved until a sweep from there leaves a smaller error than `error`; plain sweeps
+// if none does.
+Potentials SafeguardedStep(const Transport& problem, const Potentials& from, double error) {
+  const Potentials step = NewtonStep(problem, from, Plan(problem, from));
+  double length = 1;
+  for (int halving = 0; halving < 8; ++halving, length /= 2) {
+    Potentials trial = from;
+    for (int64_t j = 0; j < problem.m; ++j) trial.g[j] += length * step.g[j];
+    trial = Sweep(problem, trial);
+    if (TotalError(problem, trial) < error * (1 - 0.1 * length)) return trial;
+  }
+  Potentials swept = from;
+  for (int i = 0; i < 20; ++i) swept = Sweep(problem, swept);
+  return swept;
+}
+
+}  // namespace
+
+double Transport::Cost(int64_t i, int64_t j) const {
+  if (!cost.empty()) return cost[i * m + j];
+  double sum = 0;
+  for (int64_t k = 0; k < dim; ++k) {
+    const double difference = x[i * dim + k] - y[j * dim + k];
+    sum += difference * difference;
+  }
+  return kappa * sum;
+}
+
+Transport WithUniformMasses(Transport problem) {
+  if (problem.a.empty()) problem.a.assign(problem.n, 1.0 / problem.n);
+  if (problem.b.empty()) problem.b.assign(problem.m, 1.0 / problem.m);
+  return problem;
+}
+
+Transport Swapped(const Transport& problem) {
+  Transport swapped = problem;
+  std::swap(swapped.n, swapped.m);
+  std::swap(swapped.x, swapped.y);
+  std::swap(swapped.a, swapped.b);
+  std::swap(swapped.initial_f, swapped.initial_g);
+  std::swap(swapped.solver.rho_a, swapped.solver.rho_b);
+  for (int64_t i = 0; i < problem.n && !problem.cost.empty(); ++i) {
+    for (int64_t j = 0; j < problem.m; ++j) swapped.cost[j * problem.n + i] = problem.Cost(i, j);
+  }
+  return swapped;
+}
+
+Transport SelfProblemA(const Transport& problem) {
+  Transport self = problem;
+  self.m = self.n;
+  self.y = self.x;
+  self.b = self.a;
+  self.solver.rho_b = self.solver.rho_a;
+  self.initial_f.clear();
+  self.initial_g.clear();
+  return self;
+}
+
+Transport SelfProblemB(const Transport& problem) { return SelfProblemA(Swapped(problem)); }
+
+double DefaultEpsilonStart(const Transport& problem) {
+  double largest = 0;
+  if (!problem.cost.empty()) {
+    const auto [low, high] = std::minmax_element(problem.cost.begin(), problem.cost.end());
+    largest = *high - *low;
+  } else {
+    for (int64_t k = 0; k < problem.dim; ++k) {
+      double low = kInfinity, high = -kInfinity;
+      for (int64_t i = 0; i < problem.n; ++i) {
+        low = std::min(low, problem.x[i * problem.dim + k]);
+        high = std::max(high, problem.x[i * problem.dim + k]);
+      }
+      for (int64_t j = 0; j < problem.m; ++j) {
+        low = std::min(low, problem.y[j * problem.dim + k]);
+        high = std::max(high, problem.y[j * problem.dim + k]);
+      }
+      largest += problem.kappa * (high - low) * (high - low);
+    }
+  }
+  return std::max(largest, problem.solver.epsilon);
+}
+
+double EpsilonAt(const Transport& problem, int t) {
+  const SolverOptions& solver = problem.solver;
+  if (solver.epsilon_decay == 0) return solver.epsilon;
+  const double start =
+      solver.epsilon_start > 0 ? solver.epsilon_start : DefaultEpsilonStart(problem);
+  return std::max(solver.epsilon, start * std::pow(solver.epsilon_decay, t));
+}
+
+Vector HalfStepRows(const Transport& problem, const Vector& g, double eps) {
+  Vector offset(problem.m);  // log b_j + g_j / eps
+  for (int64_t j = 0; j < problem.m; ++j) offset[j] = std::log(problem.b[j]) + g[j] / eps;
+  const double damping = Damping(eps, problem.solver.rho_a);
+  Vector f(problem.n);
+  ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
+    Vector exponent(problem.m);
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < problem.m; ++j) exponent[j] = offset[j] - problem.Cost(i, j) / eps;
+      f[i] = -eps * damping * LogSumExp(exponent.data(), problem.m);
+    }
+  });
+  return f;
+}
+
+Vector HalfStepColumns(const Transport& problem, const Vector& f, double eps) {
+  Vector offset(problem.n);  // log a_i + f_i / eps
+  for (int64_t i = 0; i < problem.n; ++i) offset[i] = std::log(problem.a[i]) + f[i] / eps;
+  const double damping = Damping(eps, problem.solver.rho_b);
+  Vector g(problem.m);
+  ParallelFor(problem.m, problem.n, [&](int64_t begin, int64_t end) {
+    Vector exponent(problem.n);
+    for (int64_t j = begin; j < end; ++j) {
+      for (int64_t i = 0; i < problem.n; ++i) exponent[i] = offset[i] - problem.Cost(i, j) / eps;
+      g[j] = -eps * damping * LogSumExp(exponent.data(), problem.n);
+    }
+  });
+  return g;
+}
+
+Potentials Iterate(const Transport& problem, int iterations) {
+  const bool given = !problem.initial_f.empty() || !problem.initial_g.empty();
+  Potentials at{problem.initial_f, problem.initial_g};
+  at.f.resize(problem.n, 0.0);
+  at.g.resize(problem.m, 0.0);
+  if (problem.solver.update_rule == UpdateRule::kAlternating) {
+    for (int t = 0; t < iterations; ++t) {
+      const double eps = EpsilonAt(problem, t);
+      at.f = HalfStepRows(problem, at.g, eps);
+      at.g = HalfStepColumns(problem, at.f, eps);
+    }
+    return at;
+  }
+  if (!given) {
+    const double eps = EpsilonAt(problem, 0);
+    at = {HalfStepRows(problem, at.g, eps), HalfStepColumns(problem, at.f, eps)};
+  }
+  for (int t = 0; t < iterations; ++t) {
+    const double eps = EpsilonAt(problem, t);
+    const Vector f = HalfStepRows(problem, at.g, eps), g = HalfStepColumns(problem, at.f, eps);
+    for (int64_t i = 0; i < problem.n; ++i) at.f[i] = (at.f[i] + f[i]) / 2;
+    for (int64_t j = 0; j < problem.m; ++j) at.g[j] = (at.g[j] + g[j]) / 2;
+  }
+  return at;
+}
+
+Potentials Converge(const Transport& problem, double* error) {
+  if (problem.m > problem.n) {  // Newton's system is on the columns: make them the fewer.
+    Potentials swapped = Converge(Swapped(problem), error);
+    return {std::move(swapped.g), std::move(swapped.f)};
+  }
+  Transport annealed = problem;
+  annealed.initial_f.clear();
+  annealed.initial_g.clear();
+  annealed.solver.update_rule = UpdateRule::kAlternating;
+  annealed.solver.epsilon_start = 0;
+  annealed.solver.epsilon_decay = 0.7;
+  Potentials best = Sweep(problem, Iterate(annealed, 80));
+  const double rounding = 1e-15 * (Sum(problem.a) + Sum(problem.b));
+  double best_error = TotalError(problem, best);
+  int without_progress = 0;
+  for (int step = 0; step < 300 && best_error > rounding && without_progress < 4; ++step) {
+    Potentials next = SafeguardedStep(problem, best, best_error);
+    const double next_error = TotalError(problem, next);
+    without_progress =
+        next_error < 0.9 * best_error || next_error > 1e-12 ? 0 : without_progress + 1;
+    if (next_error < best_error || next_error > 1e-12)
+      best = std::move(next), best_error = next_error;
+  }
+  if (error) *error = best_error;
+  return best;
+}
+
+Vector ConvergeSymmetric(const Transport& self_problem) {
+  const Potentials at = Converge(self_problem);
+  Vector symmetric(self_problem.n);
+  for (int64_t i = 0; i < self_problem.n; ++i) symmetric[i] = (at.f[i] + at.g[i]) / 2;
+  return symmetric;
+}
+
+}  // namespace sinkhorn::oracle

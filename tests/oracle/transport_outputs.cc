@@ -1,0 +1,253 @@
+#include "tests/oracle/transport_outputs.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sinkhorn::oracle {
+namespace {
+
+// p log(p / q) - p + q, with 0 log 0 = 0.
+double KullbackLeibler(double p, double q) { return p == 0 ? q : p * std::log(p / q) - p + q; }
+
+// sum_i mass_i phi(potential_i): the identity for a balanced side, rho (1 - exp(-. / rho))
+// otherwise.
+double DualTerm(const Vector& mass, const Vector& potential, double rho) {
+  double sum = 0;
+  for (size_t i = 0; i < mass.size(); ++i) {
+    const double term = std::isinf(rho) ? potential[i] : -rho * std::expm1(-potential[i] / rho);
+    sum += mass[i] * term;
+  }
+  return sum;
+}
+
+// |sums - mass exp(-potential / rho)|_1
+double MarginalError(const Vector& sums, const Vector& mass, const Vector& potential, double rho) {
+  double error = 0;
+  for (size_t i = 0; i < mass.size(); ++i) {
+    const double target = std::isinf(rho) ? mass[i] : mass[i] * std::exp(-potential[i] / rho);
+    error += std::abs(sums[i] - target);
+  }
+  return error;
+}
+
+Potentials Exchanged(const Potentials& at) { return {at.g, at.f}; }
+
+}  // namespace
+
+double PlanEntry(const Transport& problem, const Potentials& at, int64_t i, int64_t j) {
+  const double mass = problem.a[i] * problem.b[j];
+  if (mass == 0) return 0;
+  return mass * std::exp((at.f[i] + at.g[j] - problem.Cost(i, j)) / problem.solver.epsilon);
+}
+
+Vector Plan(const Transport& problem, const Potentials& at) {
+  Vector plan(problem.n * problem.m);
+  for (int64_t i = 0; i < problem.n; ++i) {
+    for (int64_t j = 0; j < problem.m; ++j) plan[i * problem.m + j] = PlanEntry(problem, at, i, j);
+  }
+  return plan;
+}
+
+Vector PlanRowSums(const Transport& problem, const Potentials& at) {
+  Vector sums(problem.n, 0.0);
+  ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < problem.m; ++j) sums[i] += PlanEntry(problem, at, i, j);
+    }
+  });
+  return sums;
+}
+
+Vector PlanColumnSums(const Transport& problem, const Potentials& at) {
+  Vector sums(problem.m, 0.0);
+  ParallelFor(problem.m, problem.n, [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      for (int64_t i = 0; i < problem.n; ++i) sums[j] += PlanEntry(problem, at, i, j);
+    }
+  });
+  return sums;
+}
+
+double MarginalErrorA(const Transport& problem, const Potentials& at) {
+  return MarginalError(PlanRowSums(problem, at), problem.a, at.f, problem.solver.rho_a);
+}
+
+double MarginalErrorB(const Transport& problem, const Potentials& at) {
+  return MarginalError(PlanColumnSums(problem, at), problem.b, at.g, problem.solver.rho_b);
+}
+
+double Value(const Transport& problem, const Potentials& at) {
+  return DualTerm(problem.a, at.f, problem.solver.rho_a) +
+         DualTerm(problem.b, at.g, problem.solver.rho_b) -
+         problem.solver.epsilon * (Sum(PlanRowSums(problem, at)) - Sum(problem.a) * Sum(problem.b));
+}
+
+double ValueLinear(const Transport& problem, const Potentials& at) {
+  Vector rows(problem.n, 0.0);
+  ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < problem.m; ++j) {
+        rows[i] += PlanEntry(problem, at, i, j) * problem.Cost(i, j);
+      }
+    }
+  });
+  return Sum(rows);
+}
+
+double PrimalBound(const Transport& problem, const Potentials& at) {
+  const int64_t n = problem.n, m = problem.m;
+  const double eps = problem.solver.epsilon;
+  // 1. Shrink rows to at most a, then columns to at most b.
+  Vector row_factor = PlanRowSums(problem, at);
+  for (int64_t i = 0; i < n; ++i) {
+    row_factor[i] = row_factor[i] > 0 ? std::min(1.0, problem.a[i] / row_factor[i]) : 1.0;
+  }
+  Vector column_factor(m);
+  ParallelFor(m, n, [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      double sum = 0;
+      for (int64_t i = 0; i < n; ++i) sum += row_factor[i] * PlanEntry(problem, at, i, j);
+      column_factor[j] = sum > 0 ? std::min(1.0, problem.b[j] / sum) : 1.0;
+    }
+  });
+  const auto shrunk = [&](int64_t i, int64_t j) {
+    return row_factor[i] * column_factor[j] * PlanEntry(problem, at, i, j);
+  };
+  // 2. What is missing on both sides goes into a product.
+  Vector missing_a(n), missing_b(m);
+  ParallelFor(n, m, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      double sum = 0;
+      for (int64_t j = 0; j < m; ++j) sum += shrunk(i, j);
+      missing_a[i] = std::max(0.0, problem.a[i] - sum);
+    }
+  });
+  ParallelFor(m, n, [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      double sum = 0;
+      for (int64_t i = 0; i < n; ++i) sum += shrunk(i, j);
+      missing_b[j] = std::max(0.0, problem.b[j] - sum);
+    }
+  });
+  const double missing = Sum(missing_a);
+  // 3. The primal value of the result.
+  Vector rows(n, 0.0);
+  ParallelFor(n, m, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < m; ++j) {
+        const double product = missing > 0 ? missing_a[i] * missing_b[j] / missing : 0.0;
+        const double mass = shrunk(i, j) + product;
+        rows[i] +=
+            mass * problem.Cost(i, j) + eps * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
+      }
+    }
+  });
+  return Sum(rows);
+}
+
+double PrimalValue(const Transport& problem, const Vector& plan) {
+  const SolverOptions& solver = problem.solver;
+  double value = 0;
+  Vector row_sums(problem.n, 0.0), column_sums(problem.m, 0.0);
+  for (int64_t i = 0; i < problem.n; ++i) {
+    for (int64_t j = 0; j < problem.m; ++j) {
+      const double mass = plan[i * problem.m + j];
+      row_sums[i] += mass;
+      column_sums[j] += mass;
+      value += mass * problem.Cost(i, j) +
+               solver.epsilon * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
+    }
+  }
+  for (int64_t i = 0; i < problem.n && std::isfinite(solver.rho_a); ++i) {
+    value += solver.rho_a * KullbackLeibler(row_sums[i], problem.a[i]);
+  }
+  for (int64_t j = 0; j < problem.m && std::isfinite(solver.rho_b); ++j) {
+    value += solver.rho_b * KullbackLeibler(column_sums[j], problem.b[j]);
+  }
+  return value;
+}
+
+double Divergence(const Transport& problem, const Potentials& at, const Vector& f_aa,
+                  const Vector& g_bb) {
+  const double mass_difference = Sum(problem.a) - Sum(problem.b);
+  return Value(problem, at) - Value(SelfProblemA(problem), {f_aa, f_aa}) / 2 -
+         Value(SelfProblemB(problem), {g_bb, g_bb}) / 2 +
+         problem.solver.epsilon / 2 * mass_difference * mass_difference;
+}
+
+Vector GradientX(const Transport& problem, const Potentials& at) {
+  const int64_t dim = problem.dim;
+  Vector gradient(problem.n * dim, 0.0);
+  ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < problem.m; ++j) {
+        const double mass = PlanEntry(problem, at, i, j);
+        for (int64_t k = 0; k < dim; ++k) {
+          gradient[i * dim + k] +=
+              2 * problem.kappa * mass * (problem.x[i * dim + k] - problem.y[j * dim + k]);
+        }
+      }
+    }
+  });
+  return gradient;
+}
+
+Vector GradientY(const Transport& problem, const Potentials& at) {
+  return GradientX(Swapped(problem), Exchanged(at));
+}
+
+Vector GradientA(const Transport& problem, const Potentials& at) {
+  const double rho = problem.solver.rho_a, mass_b = Sum(problem.b);
+  Vector gradient(problem.n);
+  for (int64_t i = 0; i < problem.n; ++i) {
+    double sum = 0;  // r_i / a_i, defined for a_i = 0 too.
+    for (int64_t j = 0; j < problem.m; ++j) {
+      if (problem.b[j] == 0) continue;
+      sum += problem.b[j] *
+             std::exp((at.f[i] + at.g[j] - problem.Cost(i, j)) / problem.solver.epsilon);
+    }
+    gradient[i] = (std::isinf(rho) ? at.f[i] : -rho * std::expm1(-at.f[i] / rho)) -
+                  problem.solver.epsilon * (sum - mass_b);
+  }
+  return gradient;
+}
+
+Vector GradientB(const Transport& problem, const Potentials& at) {
+  return GradientA(Swapped(problem), Exchanged(at));
+}
+
+Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns) {
+  Vector product(problem.n * columns, 0.0);
+  for (int64_t i = 0; i < problem.n; ++i) {
+    for (int64_t j = 0; j < problem.m; ++j) {
+      const double mass = PlanEntry(problem, at, i, j);
+      for (int64_t k = 0; k < columns; ++k) {
+        product[i * columns + k] += mass * v[j * columns + k];
+      }
+    }
+  }
+  return product;
+}
+
+Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u,
+                          int64_t columns) {
+  return PlanTimes(Swapped(problem), Exchanged(at), u, columns);
+}
+
+Vector ProjectionX(const Transport& problem, const Potentials& at) {
+  Vector projection = PlanTimes(problem, at, problem.y, problem.dim);
+  const Vector sums = PlanRowSums(problem, at);
+  for (int64_t i = 0; i < problem.n; ++i) {
+    for (int64_t k = 0; k < problem.dim; ++k) {
+      double& value = projection[i * problem.dim + k];
+      value = sums[i] > 0 ? value / sums[i] : 0.0;
+    }
+  }
+  return projection;
+}
+
+Vector ProjectionY(const Transport& problem, const Potentials& at) {
+  return ProjectionX(Swapped(problem), Exchanged(at));
+}
+
+}  // namespace sinkhorn::oracle

@@ -1,0 +1,55 @@
+// What can be asked of a transport problem at given potentials, in float64: one plain loop per
+// formula.
+//
+//   P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)
+//
+// Values are those of OT = min <C, P> + eps KL(P | a b^T) [+ rho_a KL(P 1 | a) + rho_b KL(P^T 1 |
+// b)].
+#ifndef SINKHORN_TESTS_ORACLE_TRANSPORT_OUTPUTS_H_
+#define SINKHORN_TESTS_ORACLE_TRANSPORT_OUTPUTS_H_
+
+#include "tests/oracle/transport.h"
+
+namespace sinkhorn::oracle {
+
+double PlanEntry(const Transport& problem, const Potentials& at, int64_t i, int64_t j);
+Vector Plan(const Transport& problem, const Potentials& at);         // [n, m]
+Vector PlanRowSums(const Transport& problem, const Potentials& at);  // P 1
+Vector PlanColumnSums(const Transport& problem, const Potentials& at);
+
+// |P 1 - a|_1; unbalanced: |P 1 - a exp(-f / rho_a)|_1.
+double MarginalErrorA(const Transport& problem, const Potentials& at);
+double MarginalErrorB(const Transport& problem, const Potentials& at);
+
+// The dual objective: <a, f> (unbalanced: <a, rho_a (1 - exp(-f / rho_a))>) + its mirror - eps (sum
+// P - mass a mass b). At any potentials a lower bound of the optimal value.
+double Value(const Transport& problem, const Potentials& at);
+// <C, P>
+double ValueLinear(const Transport& problem, const Potentials& at);
+// Balanced: value of P rounded to the marginals (Altschuler, Weed & Rigollet 2017): an upper bound.
+double PrimalBound(const Transport& problem, const Potentials& at);
+// <C, P> + eps KL(P | a b^T) [+ rho KL of the marginals] of any plan [n, m].
+double PrimalValue(const Transport& problem, const Vector& plan);
+// OT(a,b) - OT(a,a)/2 - OT(b,b)/2 + eps/2 (mass a - mass b)^2 at given potentials of all three
+// problems.
+double Divergence(const Transport& problem, const Potentials& at, const Vector& f_aa,
+                  const Vector& g_bb);
+
+// Derivatives of Value in its inputs at fixed potentials. [n, dim], [m, dim], [n], [m]. That in C
+// is the plan.
+Vector GradientX(const Transport& problem, const Potentials& at);
+Vector GradientY(const Transport& problem, const Potentials& at);
+Vector GradientA(const Transport& problem, const Potentials& at);
+Vector GradientB(const Transport& problem, const Potentials& at);
+
+// P V [n, columns] for V [m, columns]; P^T U [m, columns] for U [n, columns].
+Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns);
+Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u,
+                          int64_t columns);
+// Barycentric projections sum_j P_ij y_j / sum_j P_ij; rows of no mass get 0.
+Vector ProjectionX(const Transport& problem, const Potentials& at);
+Vector ProjectionY(const Transport& problem, const Potentials& at);
+
+}  // namespace sinkhorn::oracle
+
+#endif  // SINKHORN_TESTS_ORACLE_TRANSPORT_OUTPUTS_H_
