@@ -23,8 +23,8 @@ struct TlsOptions {
 };
 
 struct ClientOptions {
-  // Attempts of a call that fails with UNAVAILABLE or RESOURCE_EXHAUSTED, the first included; 1: no retries. The server's
-  // pushback, where it sends one, sets the wait. In [1, 5].
+  // Attempts of a call that fails with UNAVAILABLE or RESOURCE_EXHAUSTED, the first included; 1: no retries. The
+  // server's pushback, where it sends one, sets the wait. In [1, 5].
   int max_attempts = 4;
   // Largest message either way, and the bytes of a channel's requests that are kept for retries. Below 2^31.
   int64_t max_message_bytes = (int64_t{1} << 31) - 1;

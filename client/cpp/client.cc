@@ -184,10 +184,9 @@ absl::Status Client::WaitForReady(absl::Time deadline) {
                             serving.status().code() == absl::StatusCode::kDeadlineExceeded;
     if (!may_change) return serving.status();
     if (absl::Now() + pause >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("the server is not ready: ",
-                       serving.ok() ? "it answers NOT_SERVING (starting, draining or out of devices)"
-                                    : Describe(serving.status())));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the server is not ready: ",
+          serving.ok() ? "it answers NOT_SERVING (starting, draining or out of devices)" : Describe(serving.status())));
     }
     absl::SleepFor(pause);
     pause = std::min(2 * pause, kPauseMax);

@@ -72,12 +72,12 @@ class Client {
   // Solves one request and waits for it.
   absl::StatusOr<v1::SolveResponse> Solve(const v1::SolveRequest& request, absl::Time deadline);
 
-  // Starts one and returns. `request` is encoded before it returns. `done` runs exactly once, on a thread of gRPC's: it must
-  // not block, and may start the next.
+  // Starts one and returns. `request` is encoded before it returns. `done` runs exactly once, on a thread of gRPC's: it
+  // must not block, and may start the next.
   std::shared_ptr<Call> SolveAsync(const v1::SolveRequest& request, absl::Time deadline, Callback done);
 
-  // Solves all, at most `max_in_flight` at a time, and waits for them. Result i belongs to request i; one that fails leaves
-  // the others alone.
+  // Solves all, at most `max_in_flight` at a time, and waits for them. Result i belongs to request i; one that fails
+  // leaves the others alone.
   std::vector<absl::StatusOr<v1::SolveResponse>> SolveAll(absl::Span<const v1::SolveRequest> requests,
                                                           absl::Time deadline, int max_in_flight = 64);
 

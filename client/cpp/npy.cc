@@ -101,8 +101,8 @@ absl::StatusOr<v1::DataType> TypeOf(absl::string_view descr) {
   if (descr == "<f8") return v1::DATA_TYPE_FLOAT64;
   if (descr == "<f2") return v1::DATA_TYPE_FLOAT16;
   if (absl::StartsWith(descr, ">")) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "dtype '", descr, "' is big-endian: save array.astype('", absl::StrCat("<", descr.substr(1)), "')"));
+    return absl::InvalidArgumentError(absl::StrCat("dtype '", descr, "' is big-endian: save array.astype('",
+                                                   absl::StrCat("<", descr.substr(1)), "')"));
   }
   return absl::InvalidArgumentError(absl::StrCat("dtype '", descr,
                                                  "' must be float16, float32 or float64, little-endian "
@@ -150,8 +150,8 @@ absl::Status CheckLength(const v1::Tensor& tensor, uint64_t actual) {
   if (!count.ok()) return count.status();
   const uint64_t element = static_cast<uint64_t>(SizeOf(tensor.dtype()));
   if (actual % element == 0 && actual / element == static_cast<uint64_t>(*count)) return absl::OkStatus();
-  return Malformed(absl::StrCat(*count, " elements of ", element, " bytes should follow the header; ", actual,
-                                " bytes do"));
+  return Malformed(
+      absl::StrCat(*count, " elements of ", element, " bytes should follow the header; ", actual, " bytes do"));
 }
 
 absl::Status FileError(absl::string_view action, const std::string& path) {
@@ -213,8 +213,8 @@ absl::StatusOr<std::string> FormatNpy(const v1::Tensor& tensor) {
   std::string shape;
   for (int64_t extent : tensor.shape()) absl::StrAppend(&shape, shape.empty() ? "" : " ", extent, ",");
   if (tensor.shape_size() > 1) shape.pop_back();  // (3, 4), but (3,)
-  std::string header = absl::StrCat("{'descr': '<f", SizeOf(tensor.dtype()), "', 'fortran_order': False, 'shape': (",
-                                    shape, "), }");
+  std::string header =
+      absl::StrCat("{'descr': '<f", SizeOf(tensor.dtype()), "', 'fortran_order': False, 'shape': (", shape, "), }");
   const bool long_header = header.size() + kAlignment > 0xffff;
   const size_t width = long_header ? 4 : 2;
   const size_t unpadded = kMagic.size() + 2 + width + header.size() + 1;

@@ -18,8 +18,8 @@ absl::StatusOr<v1::Tensor> ReadNpy(const std::string& path);
 // The same from memory.
 absl::StatusOr<v1::Tensor> ParseNpy(absl::string_view bytes);
 
-// Writes `tensor` as version 1, or 2 for a header beyond 64 KiB; BFLOAT16, which NumPy lacks, as float32. A failed write
-// leaves no file of that name behind that was not there before.
+// Writes `tensor` as version 1, or 2 for a header beyond 64 KiB; BFLOAT16, which NumPy lacks, as float32. A failed
+// write leaves no file of that name behind that was not there before.
 absl::Status WriteNpy(const std::string& path, const v1::Tensor& tensor);
 
 // The bytes that WriteNpy writes.

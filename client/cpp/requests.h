@@ -15,9 +15,8 @@ namespace sinkhorn::client {
 namespace v1 = ::sinkhorn::v1;
 
 // Scales exp(logits), [..., n, m], to unit row and column sums. 0 iterations: the recipe's default.
-inline v1::SolveRequest NormalizationRequest(
-    v1::Tensor logits, int iterations = 0,
-    v1::NormalizationRecipe recipe = v1::NORMALIZATION_RECIPE_LOG_ROW_COLUMN) {
+inline v1::SolveRequest NormalizationRequest(v1::Tensor logits, int iterations = 0,
+                                             v1::NormalizationRecipe recipe = v1::NORMALIZATION_RECIPE_LOG_ROW_COLUMN) {
   v1::SolveRequest request;
   *request.mutable_normalization()->mutable_logits() = std::move(logits);
   request.mutable_normalization()->set_recipe(recipe);
@@ -33,7 +32,8 @@ inline v1::SolveRequest DenseRequest(v1::Tensor cost, double epsilon) {
   return request;
 }
 
-// Transport between clouds x [..., n, d] and y [..., m, d] of uniform masses (set `point_cloud().a` and `.b` for others).
+// Transport between clouds x [..., n, d] and y [..., m, d] of uniform masses (set `point_cloud().a` and `.b` for
+// others).
 inline v1::SolveRequest PointCloudRequest(v1::Tensor x, v1::Tensor y, v1::CostFunction cost, double epsilon) {
   v1::SolveRequest request;
   *request.mutable_point_cloud()->mutable_x() = std::move(x);

@@ -45,16 +45,20 @@ v1::Tensor Make(absl::Span<const From> values, absl::Span<const int64_t> shape, 
   std::string* data = tensor.mutable_data();
   switch (dtype) {
     case v1::DATA_TYPE_FLOAT32:
-      Fill<float>(values, [](From v) { return static_cast<float>(v); }, data);
+      Fill<float>(
+          values, [](From v) { return static_cast<float>(v); }, data);
       break;
     case v1::DATA_TYPE_FLOAT64:
-      Fill<double>(values, [](From v) { return static_cast<double>(v); }, data);
+      Fill<double>(
+          values, [](From v) { return static_cast<double>(v); }, data);
       break;
     case v1::DATA_TYPE_FLOAT16:
-      Fill<uint16_t>(values, [](From v) { return FloatToHalf(static_cast<float>(v)); }, data);
+      Fill<uint16_t>(
+          values, [](From v) { return FloatToHalf(static_cast<float>(v)); }, data);
       break;
     case v1::DATA_TYPE_BFLOAT16:
-      Fill<uint16_t>(values, [](From v) { return FloatToBFloat16(static_cast<float>(v)); }, data);
+      Fill<uint16_t>(
+          values, [](From v) { return FloatToBFloat16(static_cast<float>(v)); }, data);
       break;
     default:  // Not a type: left empty, which every reader refuses.
       break;
@@ -117,8 +121,8 @@ absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
   int64_t count = 1;
   for (int64_t extent : shape) {
     if (extent < 0 || (extent > 0 && count > kMax / extent)) {
-      return absl::InvalidArgumentError(absl::StrCat("shape [", absl::StrJoin(shape, ", "),
-                                                     "] must have extents >= 0 and at most 2^62 elements"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("shape [", absl::StrJoin(shape, ", "), "] must have extents >= 0 and at most 2^62 elements"));
     }
     count *= extent;
   }
@@ -137,8 +141,8 @@ absl::Status CheckTensor(const v1::Tensor& tensor) {
   const uint64_t bytes = tensor.data().size();
   if (bytes % size != 0 || bytes / size != static_cast<uint64_t>(*count)) {
     return absl::InvalidArgumentError(absl::StrCat("data must have ", *count, " elements of ", size,
-                                                   " bytes for shape [", absl::StrJoin(tensor.shape(), ", "),
-                                                   "]; got ", bytes, " bytes"));
+                                                   " bytes for shape [", absl::StrJoin(tensor.shape(), ", "), "]; got ",
+                                                   bytes, " bytes"));
   }
   return absl::OkStatus();
 }
