@@ -6,9 +6,17 @@
 // residents by one slice in shared launches, hand over the finished. Work-conserving: an idle lane never waits for
 // company unless `max_batch_delay` asks for it.
 //
-// Guarantees. `done` runs exactly once for each accepted task. A task is never launched after its deadline or its
-// cancellation; a running one leaves at the next slice. Waiting requests and bytes never exceed the limits. A task is
-// passed over by later ones at most `window` times... see SchedulerOptions. A failing task does not touch the others.
+// Guarantees
+//   Exactly once. `done` runs exactly once for each accepted task, after its Solve has been destroyed.
+//   In time. A task is never launched at or after its deadline or its cancellation (its lane looks right before every
+//     launch); a running one leaves before its lane's next slice.
+//   Bounded. Waiting requests, and bytes of all accepted tasks, never exceed the limits.
+//   No starvation. Later tasks pass over an earlier one at most `window` times: a task with k others ahead of it in the
+//     queue when it was submitted becomes resident after at most k + `window` others have. A task that was passed over
+//     that often goes next: if it does not fit beside the residents, nothing else is admitted until enough of them have
+//     left. A resident takes part in every slice of its lane, and newcomers join at the next slice, so neither can stop
+//     the other.
+//   Isolated. A task that cannot be admitted or fails does not touch the others. A lost device ends all of them.
 #ifndef SINKHORN_SERVER_SCHEDULER_H_
 #define SINKHORN_SERVER_SCHEDULER_H_
 
@@ -22,7 +30,8 @@
 
 namespace sinkhorn {
 
-// Time and waiting, injected. The real one uses absl::Now; tests step a virtual one.
+// Time, injected. The real one uses absl::Now; tests step a virtual one. Now() is called from all threads, also while
+// the scheduler's lock is held: it must not call the scheduler.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -31,29 +40,38 @@ class Clock {
 Clock* RealClock();
 
 struct SchedulerOptions {
-  int64_t max_queue_requests = 1024;             // Waiting, not yet resident.
-  int64_t max_queue_bytes = int64_t{4} << 30;    // Of waiting and resident tasks together.
-  int64_t max_working_bytes = int64_t{4} << 30;  // Backend working memory of all residents (one problem is always let in).
-  int64_t max_resident_problems = 1 << 20;       // Members of all residents of a lane (--max_batch_problems; 1: no batching).
-  int64_t window = 64;                           // The oldest waiting tasks among which the earliest deadline goes first.
-  absl::Duration slice = absl::Milliseconds(5);  // Of one Advance: bounds how long a newcomer waits to join.
+  // Tasks that wait and are not yet resident.
+  int64_t max_queue_requests = 1024;
+  // Task::bytes of waiting and resident tasks together. A task with more never gets in: refuse it as too large before.
+  int64_t max_queue_bytes = int64_t{4} << 30;
+  // Backend working memory of all residents. With no other resident any problem is let in.
+  int64_t max_working_bytes = int64_t{4} << 30;
+  // Members of all residents of a lane (--max_batch_problems). An empty lane takes any one request, so 1 turns batching
+  // off: one request at a time.
+  int64_t max_resident_problems = 1 << 20;
+  // The oldest waiting tasks among which the earliest deadline goes first, of those that fit. 1: in order of arrival.
+  int64_t window = 64;
+  // Of one Advance: bounds how long a newcomer waits to join.
+  absl::Duration slice = absl::Milliseconds(5);
+  // How long a lane without residents lets the oldest task wait for company. Cut short by a deadline that would come
+  // too near, by a full batch or a full queue, by StopAccepting.
   absl::Duration max_batch_delay = absl::ZeroDuration();
 };
 
 // Where a task's time went, and in what company.
 struct TaskTiming {
-  absl::Duration queue;    // From Submit to the first launch.
-  absl::Duration compute;  // From the first launch to the end.
+  absl::Duration queue;             // From Submit to the first launch; never launched: to the end.
+  absl::Duration compute;           // From the first launch to the end.
   int64_t batch_problem_count = 0;  // Largest number of members that shared a launch with it, its own included.
   int64_t launch_count = 0;
 };
 
 struct TaskResult {
-  // OK; what the Solve said; DEADLINE_EXCEEDED or CANCELLED (`stage` tells where: "queue" or "running");
-  // UNAVAILABLE (device lost, or the scheduler was stopped).
+  // OK; what Admit or the Solve said; DEADLINE_EXCEEDED or CANCELLED (`stage` tells where: "queue" or "running");
+  // UNAVAILABLE (device lost: SchedulerStats::device_lost; or the scheduler was stopped).
   absl::Status status;
-  const char* stage = "";
-  SolveReport report;
+  const char* stage = "";  // "" if OK.
+  SolveReport report;      // If OK.
   TaskTiming timing;
 };
 
@@ -62,7 +80,9 @@ struct Task {
   Problem problem;
   int64_t bytes = 0;  // Inputs and outputs.
   absl::Time deadline = absl::InfiniteFuture();
-  // Runs exactly once, on a lane's thread, without the lock; must not block. May call Submit and Cancel.
+  // Runs exactly once, on a lane's thread (without Start: in RunRound or Stop), without the lock; must not block. May
+  // run before Submit has returned. May call Submit, Cancel, PushbackHint, stats and StopAccepting; not AwaitEmpty or
+  // Stop.
   std::function<void(const TaskResult&)> done;
 };
 
@@ -70,9 +90,14 @@ using TaskId = uint64_t;
 
 // A snapshot for metrics.
 struct SchedulerStats {
-  int64_t queue_requests = 0, queue_bytes = 0, resident_requests = 0, resident_problems = 0, bytes = 0;
+  int64_t queue_requests = 0, queue_bytes = 0;           // Waiting.
+  int64_t resident_requests = 0, resident_problems = 0;  // On all lanes.
+  int64_t bytes = 0;                                     // Of waiting and resident tasks.
+  int64_t working_bytes = 0;                             // Of residents.
+  // The backend's predictions for what waits, times the measured ratio of real to predicted seconds, over the lanes.
   double queue_predicted_seconds = 0;
   absl::Duration queue_oldest_age;
+  bool device_lost = false;  // For good: only a new process helps.
 };
 
 // What a round did, for metrics. Called on the lane's thread without the lock.
@@ -85,34 +110,38 @@ struct RoundInfo {
 class Scheduler {
  public:
   // `backend` and `clock` outlive the scheduler. `on_round` may be empty.
+  // REQUIRES: all limits >= 1.
   Scheduler(Backend* backend, Clock* clock, const SchedulerOptions& options,
             std::function<void(const RoundInfo&)> on_round = nullptr);
   ~Scheduler();  // Stops.
 
-  // Queues `task`. On OK takes it and writes `id`. On error `done` is never called and `task` is left as it was.
+  // Queues `task`. On OK takes it and writes `id`, before `done` can run. On error `done` is never called and `task` is
+  // left as it was. Calls the backend's WorkingBytes and PredictedSeconds on this thread.
   // RESOURCE_EXHAUSTED: queue full (see PushbackHint). UNAVAILABLE: draining or stopped or device lost.
   // DEADLINE_EXCEEDED: the deadline has passed.
   absl::Status Submit(Task* task, TaskId* id);
 
-  // Asks that the task ends soon: at once if it waits, at the next slice if it runs. Its `done` gets CANCELLED unless it
-  // finishes first. Unknown ids are ignored.
+  // Asks that the task ends soon: if it waits, when a lane is next between two slices, so at once if one is idle; if it
+  // runs, before its lane's next slice. Its `done` gets CANCELLED unless it finishes first. Unknown ids are ignored.
   void Cancel(TaskId id);
 
-  // How long a refused client should wait before it tries again, from the queue's predicted work.
+  // How long a refused client should wait before it tries again: the time that clears the queue, as predicted, and a
+  // slice. At most a minute. Add jitter where many are refused at once.
   absl::Duration PushbackHint() const;
 
   // Refuses new tasks from now on; what is queued goes on.
   void StopAccepting();
-  // Blocks until nothing is queued or resident, or until `deadline`. True: empty.
+  // Blocks until nothing is queued or resident and every `done` has returned, or until `deadline`. True: empty.
   bool AwaitEmpty(absl::Time deadline);
-  // Ends: whatever is left gets UNAVAILABLE. Joins the lanes' threads. Idempotent.
+  // Ends: whatever is left gets UNAVAILABLE, running problems after their slice. Joins the lanes' threads. Idempotent.
   void Stop();
 
   SchedulerStats stats() const;
 
   // Starts one thread per lane that runs rounds until Stop.
   void Start();
-  // One round of `lane` on this thread: true if there was anything to do. For tests with a virtual clock, instead of Start.
+  // One round of `lane` on this thread: true if there was anything to do. For tests with a virtual clock, instead of
+  // Start; one call per lane at a time.
   bool RunRound(int lane);
 
  private:

@@ -1,0 +1,213 @@
+// What callers do with the scheduler: submit, cancel, ask, start, stop; and how idle lanes sleep until there is work.
+#include "server/scheduler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/scheduler_impl.h"
+
+namespace sinkhorn {
+namespace {
+
+constexpr double kMaxPredictedSeconds = 1e6;  // Keeps sums of nanoseconds far from overflow, whatever a backend says.
+constexpr absl::Duration kMaxPushback = absl::Minutes(1);
+
+// For wait_for, which overflows with very long waits.
+std::chrono::nanoseconds WallTime(absl::Duration wait) {
+  return absl::ToChronoNanoseconds(std::min(wait, absl::Hours(24 * 365)));
+}
+
+class AbslClock final : public Clock {
+ public:
+  absl::Time Now() override { return absl::Now(); }
+};
+
+}  // namespace
+
+Clock* RealClock() {
+  static AbslClock clock;
+  return &clock;
+}
+
+Scheduler::Impl::Impl(Backend* backend, Clock* clock, const SchedulerOptions& options,
+                      std::function<void(const RoundInfo&)> on_round)
+    : backend_(backend),
+      clock_(clock),
+      options_(options),
+      on_round_(std::move(on_round)),
+      lanes_(std::max(1, backend->lanes())),
+      queue_(std::max<int64_t>(1, options.window)) {
+  for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].index = static_cast<int>(i);
+}
+
+// ---- Submitting and cancelling ------------------------------------------------------------------------------------
+
+absl::Status Scheduler::Impl::Submit(Task* task, TaskId* id) {
+  auto scheduled = std::make_unique<ScheduledTask>();
+  scheduled->working_bytes = backend_->WorkingBytes(task->problem);
+  const double predicted = backend_->PredictedSeconds(task->problem);
+  // !(x > 0) rather than x <= 0: NaN too.
+  scheduled->predicted_ns = !(predicted > 0) ? 0 : std::llround(std::min(predicted, kMaxPredictedSeconds) * 1e9);
+  scheduled->submitted = clock_->Now();
+
+  bool notify = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (absl::Status s = Refusal(*task, scheduled->submitted); !s.ok()) return s;
+    *id = scheduled->id = ++last_id_;
+    scheduled->task = std::move(*task);
+    bytes_ += scheduled->task.bytes;
+    tasks_.emplace(scheduled->id, scheduled.get());
+    queue_.Push(std::move(scheduled));
+    notify = Ring();
+  }
+  if (notify) bell_.notify_one();
+  return absl::OkStatus();
+}
+
+// Why a task cannot be accepted now.
+absl::Status Scheduler::Impl::Refusal(const Task& task, absl::Time now) const {
+  if (!device_error_.empty()) return absl::UnavailableError(device_error_);
+  if (stopped_) return absl::UnavailableError("the scheduler has stopped");
+  if (!accepting_) return absl::UnavailableError("draining: no new requests");
+  if (task.deadline <= now) return absl::DeadlineExceededError("the deadline has passed");
+  if (queue_.requests() >= options_.max_queue_requests) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("queue full: ", queue_.requests(), " requests wait, limit ", options_.max_queue_requests));
+  }
+  if (task.bytes > options_.max_queue_bytes - bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat("queue full: ", bytes_, " bytes held and ", task.bytes,
+                                                     " in this request, limit ", options_.max_queue_bytes));
+  }
+  return absl::OkStatus();
+}
+
+void Scheduler::Impl::Cancel(TaskId id) {
+  bool notify = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = tasks_.find(id);
+    if (found == tasks_.end()) return;
+    if (found->second->cancelled.exchange(true, std::memory_order_acq_rel)) return;
+    if (!found->second->waiting) return;
+    cancelled_.push_back(id);
+    notify = Ring();
+  }
+  if (notify) bell_.notify_one();
+}
+
+// ---- Idle lanes ---------------------------------------------------------------------------------------------------
+
+bool Scheduler::Impl::Ring() {
+  ++rings_;
+  return sleepers_ > 0;
+}
+
+void Scheduler::Impl::RunLane(int lane_index) {
+  for (;;) {
+    const Round round = RunRound(lane_index);
+    if (round.stopped) return;
+    if (!round.worked) WaitForRing(round);
+  }
+}
+
+void Scheduler::Impl::WaitForRing(const Round& round) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto rung = [&] { return rings_ != round.rings; };
+  ++sleepers_;
+  if (round.wake_at == absl::InfiniteFuture()) {
+    bell_.wait(lock, rung);
+  } else {
+    bell_.wait_for(lock, WallTime(round.wake_at - clock_->Now()), rung);
+  }
+  --sleepers_;
+}
+
+// ---- Start, drain, stop -------------------------------------------------------------------------------------------
+
+void Scheduler::Impl::Start() {
+  for (Lane& lane : lanes_) {
+    lane.thread = std::thread([this, index = lane.index] { RunLane(index); });
+  }
+}
+
+void Scheduler::Impl::StopAccepting() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  accepting_ = false;
+  Ring();  // Tasks that wait for company go.
+  bell_.notify_all();
+}
+
+bool Scheduler::Impl::AwaitEmpty(absl::Time deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto empty = [this] { return tasks_.empty() && handing_over_ == 0; };
+  return empty_.wait_for(lock, WallTime(deadline - clock_->Now()), empty);
+}
+
+void Scheduler::Impl::Stop() {
+  std::lock_guard<std::mutex> stop_lock(stop_mutex_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+    Ring();
+    bell_.notify_all();
+  }
+  for (Lane& lane : lanes_) {
+    if (lane.thread.joinable()) lane.thread.join();
+  }
+  // Without Start, nobody else has ended what is left. With it, nothing is.
+  for (Lane& lane : lanes_) RunRound(lane.index);
+}
+
+// ---- What others want to know -------------------------------------------------------------------------------------
+
+// Predicted work as seconds of the whole backend, corrected by what has been measured.
+double Scheduler::Impl::LaneSeconds(int64_t predicted_ns) const {
+  return static_cast<double>(predicted_ns) * 1e-9 * calibration_.ratio() / static_cast<double>(lanes_.size());
+}
+
+absl::Duration Scheduler::Impl::PushbackHint() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t work = queue_.predicted_ns();
+  // Room in the queue, yet refused: residents hold the bytes.
+  if (queue_.requests() < options_.max_queue_requests) work += resident_predicted_ns_;
+  return std::min(options_.slice + absl::Seconds(LaneSeconds(work)), kMaxPushback);
+}
+
+SchedulerStats Scheduler::Impl::stats() const {
+  const absl::Time now = clock_->Now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  SchedulerStats stats;
+  stats.queue_requests = queue_.requests();
+  stats.queue_bytes = queue_.bytes();
+  stats.resident_requests = resident_requests_;
+  stats.resident_problems = resident_problems_;
+  stats.bytes = bytes_;
+  stats.working_bytes = resident_working_bytes_;
+  stats.queue_predicted_seconds = LaneSeconds(queue_.predicted_ns());
+  if (!queue_.empty()) stats.queue_oldest_age = std::max(now - queue_.oldest()->submitted, absl::ZeroDuration());
+  stats.device_lost = !device_error_.empty();
+  return stats;
+}
+
+// ---- The public face ----------------------------------------------------------------------------------------------
+
+Scheduler::Scheduler(Backend* backend, Clock* clock, const SchedulerOptions& options,
+                     std::function<void(const RoundInfo&)> on_round)
+    : impl_(std::make_unique<Impl>(backend, clock, options, std::move(on_round))) {}
+Scheduler::~Scheduler() { Stop(); }
+absl::Status Scheduler::Submit(Task* task, TaskId* id) { return impl_->Submit(task, id); }
+void Scheduler::Cancel(TaskId id) { impl_->Cancel(id); }
+absl::Duration Scheduler::PushbackHint() const { return impl_->PushbackHint(); }
+void Scheduler::StopAccepting() { impl_->StopAccepting(); }
+bool Scheduler::AwaitEmpty(absl::Time deadline) { return impl_->AwaitEmpty(deadline); }
+void Scheduler::Stop() { impl_->Stop(); }
+SchedulerStats Scheduler::stats() const { return impl_->stats(); }
+void Scheduler::Start() { impl_->Start(); }
+bool Scheduler::RunRound(int lane) { return impl_->RunRound(lane).worked; }
+
+}  // namespace sinkhorn

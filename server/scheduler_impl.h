@@ -1,0 +1,131 @@
+// The inside of the scheduler: its state, and which file holds which part.
+//
+//   scheduler.cc        what callers do: submit, cancel, ask, start, stop; and how idle lanes sleep
+//   scheduler_round.cc  what a lane does
+//   scheduler_queue.cc  who goes next
+//
+// One lock guards the queue and the counters; a lane's residents belong to its thread alone. Backend calls, destruction
+// of Solves and `done` run without the lock.
+#ifndef SINKHORN_SERVER_SCHEDULER_IMPL_H_
+#define SINKHORN_SERVER_SCHEDULER_IMPL_H_
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/scheduler.h"
+#include "server/scheduler_queue.h"
+
+namespace sinkhorn {
+
+// Real over predicted seconds of the tasks finished lately: sums that are halved when they get long. The first
+// millisecond's worth is taken to be as predicted.
+class Calibration {
+ public:
+  void Add(double busy_seconds, double predicted_seconds) {
+    busy_ += busy_seconds;
+    predicted_ += predicted_seconds;
+    if (std::max(busy_, predicted_) < 1.0) return;
+    busy_ /= 2;
+    predicted_ /= 2;
+  }
+  double ratio() const { return (busy_ + kPrior) / (predicted_ + kPrior); }
+
+ private:
+  static constexpr double kPrior = 1e-3;
+  double busy_ = 0, predicted_ = 0;
+};
+
+class Scheduler::Impl {
+ public:
+  Impl(Backend* backend, Clock* clock, const SchedulerOptions& options, std::function<void(const RoundInfo&)> on_round);
+
+  absl::Status Submit(Task* task, TaskId* id) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Cancel(TaskId id) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Duration PushbackHint() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void StopAccepting() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool AwaitEmpty(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+  SchedulerStats stats() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void Start();
+  // What a lane's thread needs to know after a round.
+  struct Round {
+    bool worked = false;
+    bool stopped = false;
+    uint64_t rings = 0;                           // As of this round: a later ring means that something is new.
+    absl::Time wake_at = absl::InfiniteFuture();  // Of an idle lane that lets tasks wait for company.
+  };
+  Round RunRound(int lane_index) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Lane {
+    int index = 0;
+    std::vector<ScheduledTaskPtr> residents;
+    int64_t problems = 0;        // Members of the residents and of those being admitted.
+    std::vector<Solve*> solves;  // Of one Advance; a member to keep its memory.
+    std::thread thread;
+  };
+  using Tasks = std::vector<ScheduledTaskPtr>;
+
+  // -- Steps of a round, on the lane's thread.
+  bool DropEnded(Lane* lane);
+  Round TakeFromQueue(Lane* lane, Tasks* entering, Tasks* ended) ABSL_LOCKS_EXCLUDED(mutex_);
+  void TakeEntering(Lane* lane, absl::Time now, Tasks* entering, Round* round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeAll(Lane* lane, Tasks* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Admit(Lane* lane, Tasks* entering);
+  void Advance(Lane* lane);
+  void HandOver(Lane* lane, Tasks* ended) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // -- Idle lanes. Ring tells them that something is new; true: call bell_.notify_one() after unlocking.
+  bool Ring() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunLane(int lane_index);
+  void WaitForRing(const Round& round) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  Room RoomIn(int64_t lane_problems) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Time HeldUntil() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  double LaneSeconds(int64_t predicted_ns) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Refusal(const Task& task, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Backend* const backend_;
+  Clock* const clock_;
+  const SchedulerOptions options_;
+  const std::function<void(const RoundInfo&)> on_round_;
+  std::vector<Lane> lanes_;
+
+  // std::mutex rather than absl::Mutex: the packaged abseil is not built for TSan, which would see false races.
+  mutable std::mutex mutex_;
+  std::condition_variable bell_;   // Idle lanes wait for `rings_` to change.
+  std::condition_variable empty_;  // AwaitEmpty waits for Empty().
+  uint64_t rings_ ABSL_GUARDED_BY(mutex_) = 0;
+  int sleepers_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);
+  std::vector<TaskId> cancelled_ ABSL_GUARDED_BY(mutex_);  // Waiting tasks to drop in the next round of any lane.
+  std::unordered_map<TaskId, ScheduledTask*> tasks_ ABSL_GUARDED_BY(mutex_);  // Accepted and not yet handed over.
+  TaskId last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;         // Of `tasks_`.
+  int64_t handing_over_ ABSL_GUARDED_BY(mutex_) = 0;  // Tasks whose `done` is about to run or running.
+  int64_t resident_requests_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t resident_problems_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t resident_working_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t resident_predicted_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  Calibration calibration_ ABSL_GUARDED_BY(mutex_);
+  bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string device_error_ ABSL_GUARDED_BY(mutex_);  // Not empty: the device is lost.
+
+  std::mutex stop_mutex_;  // Makes Stop idempotent among threads.
+};
+
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_SERVER_SCHEDULER_IMPL_H_
