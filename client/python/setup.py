@@ -69,4 +69,5 @@ def dependencies() -> list[str]:
     return ["numpy>=1.23", "grpcio>=1.51", "grpcio-health-checking>=1.51", "googleapis-common-protos>=1.56", *protobuf]
 
 
-setup(cmdclass={"build_py": BuildWithStubs, "sdist": SdistWithProtos}, install_requires=dependencies())
+if __name__ == "__main__":  # tests/python/conftest.py imports `generate`.
+    setup(cmdclass={"build_py": BuildWithStubs, "sdist": SdistWithProtos}, install_requires=dependencies())

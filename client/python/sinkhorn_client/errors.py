@@ -1,9 +1,9 @@
 """What can go wrong, as exceptions. Each also is the built-in that a caller may already catch.
 
     SinkhornError
-      InvalidRequest (ValueError)            INVALID_ARGUMENT: will never work
-        InvalidField                         `field`, `rule`, `value`
-        ProblemTooLarge                      `limit`, `actual`
+      InvalidRequest (ValueError)            INVALID_ARGUMENT: will never work; `field`
+        InvalidField                         and `rule`, `value`
+        ProblemTooLarge                      and `limit`, `actual`
       ResourceExhausted                      RESOURCE_EXHAUSTED
         QueueFull                            come back after `retry_after` seconds
         DeviceMemory                         this problem did not fit
@@ -75,29 +75,26 @@ class SinkhornError(Exception):
 class InvalidRequest(SinkhornError, ValueError):
     """The request can never work."""
 
-
-class InvalidField(InvalidRequest):
-    """A field breaks a rule."""
-
     @property
     def field(self) -> str:
-        """Path of the (first) bad field, such as `point_cloud.x`."""
+        """Path of the bad field, such as `point_cloud.x.shape`; empty if the server did not say."""
         return self.violations[0].field if self.violations else self.metadata.get("field", "")
+
+
+class InvalidField(InvalidRequest):
+    """A field breaks a rule. The message is `field rule; got value`."""
 
     @property
     def rule(self) -> str:
         """What holds for the field, such as `must be finite and > 0`."""
-        return self._split()[0]
+        description = self.violations[0].description if self.violations else self.message
+        rule = description.removeprefix(self.field).lstrip(" :")
+        return rule.rpartition("; got ")[0] or rule
 
     @property
     def value(self) -> str:
-        """What was found instead, as text; empty if the server did not say."""
-        return self._split()[1]
-
-    def _split(self) -> tuple[str, str]:
-        description = self.violations[0].description if self.violations else self.message
-        rule, _, value = description.partition("; got ")
-        return rule, value
+        """What came instead, as text; empty if the server did not say."""
+        return self.metadata.get("value", "")
 
 
 class ProblemTooLarge(InvalidRequest):
@@ -139,7 +136,7 @@ class Expired(DeadlineExceeded):
 
     @property
     def stage(self) -> str:
-        """Where: `queue` or `running`."""
+        """Where: `decode`, `queue` or `running`."""
         return self.metadata.get("stage", "")
 
 

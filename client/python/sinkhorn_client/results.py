@@ -61,9 +61,9 @@ class _ShortRepr:
     """Shows arrays by shape and dtype, and leaves out what is absent."""
 
     def __repr__(self) -> str:
-        present = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
-        shown = ", ".join(f"{name}={_short(value)}" for name, value in present if value is not None and value != ())
-        return f"{type(self).__name__}({shown})"
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        present = {name: value for name, value in fields.items() if value is not None and np.size(value)}
+        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in present.items())})"
 
 
 def _short(value: object) -> str:
