@@ -70,8 +70,11 @@ def test_status_table(reason, code, kind, builtin):
 
 
 def raised(failure, pushback_ms=None):
-    with fake_service.serving(lambda request, context: fake_service.abort(context, failure, pushback_ms)) as target:
-        with Client(target, options=ONE_TRY) as client, pytest.raises(sc.SinkhornError) as caught:
+    def solve(request, context):
+        fake_service.abort(context, failure, pushback_ms)
+
+    with fake_service.serving(solve) as target, Client(target, options=ONE_TRY) as client:
+        with pytest.raises(sc.SinkhornError) as caught:
             client.normalize(LOGITS)
     return caught.value
 
