@@ -1,0 +1,190 @@
+// Dense and point-cloud transport on the CPU: members of a request, their engines, and the outputs made from the solution.
+//
+// A member goes through engines (its own problem; debiased also OT(a, a) and OT(b, b)), then passes over the plan for what
+// needs one, then stores. Small members run from end to end in one chunk each; large ones offer their engine's chunks.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/half.h"
+#include "kernels/cpu/transport_member.h"
+#include "kernels/cpu/work.h"
+
+namespace sinkhorn {
+namespace cpu {
+namespace {
+
+constexpr int64_t kSmallPairs = 131072;              // A member this small is one chunk.
+constexpr double kSerialSeconds = 2e-3;              // How long such a chunk may run before it yields.
+constexpr double kFloatExponentMax = 400;            // Cost over epsilon up to which float32 exponents serve STRICT.
+
+class TransportWork final : public Work {
+ public:
+  TransportWork(const Problem& problem, int64_t kernel_cache_bytes)
+      : problem_(problem), small_(problem.n * problem.m <= kSmallPairs), members_(problem.count) {
+    const int64_t member_bytes = problem.n * RoundUp(problem.m, kColumnPad) *
+                                 (problem.solver.precision == Precision::kDouble ? 8 : 4);
+    cache_bytes_ = member_bytes <= kernel_cache_bytes ? member_bytes * 2 : 0;
+    // Large members are resident a few at a time, so that the budget holds for the request.
+    window_ = small_ ? problem.count : std::max<int64_t>(1, std::min<int64_t>(64, kernel_cache_bytes / member_bytes));
+    Refill();
+  }
+
+  int64_t chunk_count() const override { return chunks_; }
+  double chunk_seconds() const override { return chunk_seconds_; }
+
+  void RunChunk(int64_t chunk, Scratch* scratch) override {
+    const auto unit = std::upper_bound(units_.begin(), units_.end(), chunk,
+                                       [](int64_t c, const Unit& u) { return c < u.first_chunk; }) - 1;
+    auto& member = members_[unit->member];
+    if (!small_) {
+      if (member == nullptr) {
+        member = MakeTransportMember(problem_, unit->member, cache_bytes_);
+      } else {
+        member->RunChunk(chunk - unit->first_chunk, scratch);
+      }
+      return;
+    }
+    if (member == nullptr) member = MakeTransportMember(problem_, unit->member, cache_bytes_);
+    for (double left = kSerialSeconds; left > 0 && member->chunk_count() > 0;) {
+      const int64_t count = member->chunk_count();
+      left -= count * member->chunk_seconds();
+      for (int64_t c = 0; c < count; ++c) member->RunChunk(c, scratch);
+      member->EndPhase();
+    }
+  }
+
+  void EndPhase() override {
+    std::vector<Unit> units;
+    units.swap(units_);
+    for (const Unit& unit : units) {
+      auto& member = members_[unit.member];
+      if (!small_ && !unit.making) member->EndPhase();
+      if (member->chunk_count() > 0) {
+        units_.push_back(unit);
+        units_.back().making = false;
+        continue;
+      }
+      Absorb(unit.member, *member);
+      member.reset();
+    }
+    Refill();
+  }
+
+  absl::Status status() const override { return status_; }
+  SolveReport report() const override { return report_; }
+  Convergence progress() const override {
+    for (const Unit& unit : units_) {
+      if (!small_ && members_[unit.member] != nullptr) return members_[unit.member]->progress();
+    }
+    return report_.convergence;
+  }
+
+ private:
+  struct Unit {
+    int64_t member;
+    int64_t first_chunk;
+    bool making;  // Large: this phase makes it.
+  };
+
+  // Lets members in and lays out the next phase.
+  void Refill() {
+    while (next_member_ < problem_.count && static_cast<int64_t>(units_.size()) < window_) {
+      units_.push_back({next_member_++, 0, true});
+    }
+    chunks_ = 0;
+    double seconds = 0;
+    for (Unit& unit : units_) {
+      unit.first_chunk = chunks_;
+      const auto& member = members_[unit.member];
+      if (small_ || member == nullptr) {
+        ++chunks_;
+        seconds += small_ ? std::min(kSerialSeconds, TransportSeconds(problem_) / problem_.count)
+                          : 2e-9 * (problem_.n + problem_.m) * (problem_.dim + 4);
+      } else {
+        chunks_ += member->chunk_count();
+        seconds += member->chunk_count() * member->chunk_seconds();
+      }
+    }
+    chunk_seconds_ = chunks_ > 0 ? seconds / chunks_ : 0;
+  }
+
+  void Absorb(int64_t index, const TransportMember& member) {
+    const Convergence& c = member.progress();
+    if (problem_.outputs.convergence != nullptr) problem_.outputs.convergence[index] = c;
+    Convergence& worst = report_.convergence;
+    if (absorbed_++ == 0) {
+      worst = c;
+    } else {
+      if (!c.converged) worst.stop_reason = c.stop_reason;
+      worst.converged = worst.converged && c.converged;
+      worst.iterations = std::max(worst.iterations, c.iterations);
+      worst.marginal_error_a = std::max(worst.marginal_error_a, c.marginal_error_a);
+      worst.marginal_error_b = std::max(worst.marginal_error_b, c.marginal_error_b);
+    }
+    report_.precision = problem_.solver.precision == Precision::kDouble ? Precision::kDouble : Precision::kStrict;
+    report_.family = problem_.kind == ProblemKind::kDense ? "cpu-dense" : "cpu-point-cloud";
+    if (status_.ok() && !member.status().ok()) {
+      status_ = problem_.count == 1 ? member.status()
+                                    : absl::Status(member.status().code(),
+                                                   absl::StrCat("member ", index, ": ", member.status().message()));
+    }
+  }
+
+  const Problem problem_;
+  const bool small_;
+  int64_t cache_bytes_ = 0, window_ = 1, next_member_ = 0, absorbed_ = 0;
+  std::vector<std::unique_ptr<TransportMember>> members_;
+  std::vector<Unit> units_;
+  int64_t chunks_ = 0;
+  double chunk_seconds_ = 0;
+  absl::Status status_;
+  SolveReport report_;
+};
+
+}  // namespace
+
+std::unique_ptr<TransportMember> MakeTransportMember(const Problem& problem, int64_t index, int64_t cache_bytes) {
+  auto inputs = std::make_unique<MemberInputs>(problem, index);
+  if (problem.solver.precision == Precision::kDouble) {
+    return MakeTypedMember<double, double>(problem, index, cache_bytes, std::move(inputs));
+  }
+  // A float32 exponent of size E is off by about 1e-8 E: it must not spoil the potentials, nor a certificate that is asked for.
+  const double exponent = inputs->cost_max / problem.solver.epsilon;
+  if (exponent > kFloatExponentMax || (problem.solver.tolerance > 0 && 2e-8 * exponent > problem.solver.tolerance)) {
+    return MakeTypedMember<double, float>(problem, index, cache_bytes, std::move(inputs));
+  }
+  return MakeTypedMember<float, float>(problem, index, cache_bytes, std::move(inputs));
+}
+
+std::unique_ptr<Work> MakeTransportWork(const Problem& problem, int64_t kernel_cache_bytes) {
+  return std::make_unique<TransportWork>(problem, kernel_cache_bytes);
+}
+
+int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
+  const int64_t width = problem.solver.precision == Precision::kDouble ? 8 : 4;
+  const int64_t pairs = problem.n * RoundUp(problem.m, kColumnPad);
+  const int64_t cache = pairs * width <= kernel_cache_bytes ? pairs * width : 0;
+  const int64_t points = (problem.n + problem.m) * (3 * problem.dim + 20) * 8;
+  const int64_t accumulators = std::min<int64_t>(64, pairs / 65536 + 1) * problem.m * width;
+  const int64_t member = cache + points * (problem.solver.debias ? 3 : 1) + accumulators;
+  const int64_t resident = problem.n * problem.m <= kSmallPairs
+                               ? problem.count
+                               : std::min<int64_t>({problem.count, 64,
+                                                    std::max<int64_t>(1, kernel_cache_bytes / (pairs * width))});
+  return member * resident;
+}
+
+double TransportSeconds(const Problem& problem) {
+  const double pairs = static_cast<double>(problem.n) * problem.m;
+  const double width = problem.solver.precision == Precision::kDouble ? 3 : 1;
+  const double make = pairs * width * (0.3e-9 + 0.012e-9 * problem.dim);
+  const double sweep = pairs * 4 <= 256e6 ? pairs * width * 0.15e-9 : make;
+  return problem.count * (problem.solver.debias ? 3 : 1) * (3 * make + problem.solver.max_iterations * sweep + 5e-6);
+}
+
+}  // namespace cpu
+}  // namespace sinkhorn

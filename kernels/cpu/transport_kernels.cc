@@ -1,0 +1,401 @@
+// Row blocks are register tiles: kRowBlock rows by two vectors of columns stay in accumulators while a panel of points
+// streams by. One function per loop; the tables at the end are all that leaves this file.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/transport_kernels.cc"
+#include "kernels/cpu/targets.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include <algorithm>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/transport_kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sinkhorn {
+namespace cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#define SINKHORN_UNROLL _Pragma("GCC unroll 8")
+
+// Register rows per pass: AVX-512 has 32 registers, the others 16.
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET >= HWY_SSSE3
+constexpr int kTileRows = 4;
+#else
+constexpr int kTileRows = 8;
+#endif
+constexpr int64_t kFloatColumns = 4096;  // Columns that a sum in T spans before it goes to double.
+
+template <typename TE>
+using TagOf = hn::CappedTag<TE, 16>;  // At most half a column pad.
+
+// Between the types of exponents, densities and doubles, lane by lane.
+template <class D, class V>
+HWY_INLINE hn::Vec<D> Convert(D d, V v) {
+  if constexpr (sizeof(hn::TFromD<D>) < sizeof(hn::TFromV<V>)) {
+    return hn::DemoteTo(d, v);
+  } else if constexpr (sizeof(hn::TFromD<D>) > sizeof(hn::TFromV<V>)) {
+    return hn::PromoteTo(d, v);
+  } else {
+    return v;
+  }
+}
+
+// One panel: acc[r][0..1] = <rows[r], y> + terms.
+template <int kRows, class DE, typename TE = hn::TFromD<DE>>
+HWY_INLINE void PanelExponents(DE de, const TE* HWY_RESTRICT rows, int64_t dim, const TE* HWY_RESTRICT panel,
+                               const TE* HWY_RESTRICT row_term, const TE* HWY_RESTRICT col_term,
+                               hn::Vec<DE> (&acc)[kRows][2]) {
+  const size_t lanes = hn::Lanes(de);
+  const auto c0 = hn::Load(de, col_term);
+  const auto c1 = hn::Load(de, col_term + lanes);
+  SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
+    const auto term = hn::Set(de, row_term[r]);
+    acc[r][0] = hn::Add(c0, term);
+    acc[r][1] = hn::Add(c1, term);
+  }
+  for (int64_t k = 0; k < dim; ++k) {
+    const auto y0 = hn::Load(de, panel + k * 2 * lanes);
+    const auto y1 = hn::Load(de, panel + k * 2 * lanes + lanes);
+    SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
+      const auto x = hn::Set(de, rows[r * dim + k]);
+      acc[r][0] = hn::MulAdd(x, y0, acc[r][0]);
+      acc[r][1] = hn::MulAdd(x, y1, acc[r][1]);
+    }
+  }
+}
+
+template <typename TE>
+void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term, const TE* col_term,
+               TE* out, int64_t stride) {
+  const TagOf<TE> de;
+  const int64_t lanes = hn::Lanes(de);
+  for (int64_t j = 0; j < columns; j += 2 * lanes) {
+    for (int r0 = 0; r0 < kRowBlock; r0 += kTileRows) {
+      hn::Vec<TagOf<TE>> acc[kTileRows][2];
+      PanelExponents<kTileRows>(de, rows + r0 * dim, dim, packed + j * dim, row_term + r0, col_term + j, acc);
+      SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
+        hn::Store(acc[r][0], de, out + (r0 + r) * stride + j);
+        hn::Store(acc[r][1], de, out + (r0 + r) * stride + j + lanes);
+      }
+    }
+  }
+}
+
+template <typename TE, typename T>
+void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term, const TE* col_term,
+             const T* weights, T* out, int64_t stride, double* sums) {
+  const TagOf<TE> de;
+  const hn::Rebind<T, TagOf<TE>> dt;
+  const int64_t lanes = hn::Lanes(de);
+  for (int r0 = 0; r0 < kRowBlock; r0 += kTileRows) {
+    double total[kTileRows] = {};
+    for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
+      const int64_t end = std::min(columns, begin + kFloatColumns);
+      hn::Vec<hn::Rebind<T, TagOf<TE>>> sum[kTileRows];
+      SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) sum[r] = hn::Zero(dt);
+      for (int64_t j = begin; j < end; j += 2 * lanes) {
+        hn::Vec<TagOf<TE>> acc[kTileRows][2];
+        PanelExponents<kTileRows>(de, rows + r0 * dim, dim, packed + j * dim, row_term + r0, col_term + j, acc);
+        const auto w0 = hn::Load(dt, weights + j);
+        const auto w1 = hn::Load(dt, weights + j + lanes);
+        SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
+          const auto t0 = Exp2(dt, Convert(dt, acc[r][0]));
+          const auto t1 = Exp2(dt, Convert(dt, acc[r][1]));
+          hn::Store(t0, dt, out + (r0 + r) * stride + j);
+          hn::Store(t1, dt, out + (r0 + r) * stride + j + lanes);
+          sum[r] = hn::MulAdd(t0, w0, sum[r]);
+          sum[r] = hn::MulAdd(t1, w1, sum[r]);
+        }
+      }
+      for (int r = 0; r < kTileRows; ++r) total[r] += hn::GetLane(hn::SumOfLanes(dt, sum[r]));
+    }
+    for (int r = 0; r < kTileRows; ++r) sums[r0 + r] = total[r];
+  }
+}
+
+template <typename TE>
+void RowMax(const TE* e, int64_t stride, int64_t columns, const TE* penalty, TE* max) {
+  const TagOf<TE> de;
+  const int64_t lanes = hn::Lanes(de);
+  for (int r = 0; r < kRowBlock; ++r) {
+    auto m0 = hn::Set(de, static_cast<TE>(kVoid));
+    auto m1 = m0;
+    for (int64_t j = 0; j < columns; j += 2 * lanes) {
+      m0 = hn::Max(m0, hn::Add(hn::Load(de, e + r * stride + j), hn::Load(de, penalty + j)));
+      m1 = hn::Max(m1, hn::Add(hn::Load(de, e + r * stride + j + lanes), hn::Load(de, penalty + j + lanes)));
+    }
+    max[r] = hn::GetLane(hn::MaxOfLanes(de, hn::Max(m0, m1)));
+  }
+}
+
+template <typename TE, typename T>
+void ExpRows(const TE* e, int64_t stride, int64_t columns, const TE* shift, const T* weights, T* out,
+             int64_t out_stride, double* sums) {
+  const TagOf<TE> de;
+  const hn::Rebind<T, TagOf<TE>> dt;
+  const int64_t lanes = hn::Lanes(de);
+  for (int r = 0; r < kRowBlock; ++r) {
+    const auto s = hn::Set(de, shift[r]);
+    double total = 0;
+    for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
+      const int64_t end = std::min(columns, begin + kFloatColumns);
+      auto sum0 = hn::Zero(dt), sum1 = hn::Zero(dt);
+      for (int64_t j = begin; j < end; j += 2 * lanes) {
+        const auto e0 = hn::Sub(hn::Load(de, e + r * stride + j), s);
+        const auto e1 = hn::Sub(hn::Load(de, e + r * stride + j + lanes), s);
+        const auto t0 = Exp2(dt, Convert(dt, e0));
+        const auto t1 = Exp2(dt, Convert(dt, e1));
+        hn::Store(t0, dt, out + r * out_stride + j);
+        hn::Store(t1, dt, out + r * out_stride + j + lanes);
+        sum0 = hn::MulAdd(t0, hn::Load(dt, weights + j), sum0);
+        sum1 = hn::MulAdd(t1, hn::Load(dt, weights + j + lanes), sum1);
+      }
+      total += hn::GetLane(hn::SumOfLanes(dt, hn::Add(sum0, sum1)));
+    }
+    sums[r] = total;
+  }
+}
+
+// ---- Cached densities: one read serves rows, then (from the nearest cache) columns ------------------------------------
+
+template <typename T>
+void RowSums(const T* t, int64_t stride, int64_t columns, const T* weights, double* sums) {
+  const TagOf<T> d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int r0 = 0; r0 < kRowBlock; r0 += 4) {
+    double total[4] = {};
+    const T* HWY_RESTRICT rows = t + r0 * stride;
+    for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
+      const int64_t end = std::min(columns, begin + kFloatColumns);
+      hn::Vec<TagOf<T>> sum[4][2];
+      SINKHORN_UNROLL for (int r = 0; r < 4; ++r) sum[r][0] = sum[r][1] = hn::Zero(d);
+      for (int64_t j = begin; j < end; j += 2 * lanes) {
+        const auto w0 = hn::Load(d, weights + j);
+        const auto w1 = hn::Load(d, weights + j + lanes);
+        SINKHORN_UNROLL for (int r = 0; r < 4; ++r) {
+          sum[r][0] = hn::MulAdd(hn::Load(d, rows + r * stride + j), w0, sum[r][0]);
+          sum[r][1] = hn::MulAdd(hn::Load(d, rows + r * stride + j + lanes), w1, sum[r][1]);
+        }
+      }
+      for (int r = 0; r < 4; ++r) total[r] += hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[r][0], sum[r][1])));
+    }
+    for (int r = 0; r < 4; ++r) sums[r0 + r] = total[r];
+  }
+}
+
+template <typename T>
+void AddColumns(const T* HWY_RESTRICT t, int64_t stride, int64_t columns, const T* w, T* HWY_RESTRICT acc) {
+  const TagOf<T> d;
+  const int64_t lanes = hn::Lanes(d);
+  hn::Vec<TagOf<T>> weight[kRowBlock];
+  SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) weight[r] = hn::Set(d, w[r]);
+  for (int64_t j = 0; j < columns; j += lanes) {
+    auto a = hn::Load(d, acc + j);
+    auto b = hn::Zero(d);
+    SINKHORN_UNROLL for (int r = 0; r < kRowBlock; r += 2) {
+      a = hn::MulAdd(hn::Load(d, t + r * stride + j), weight[r], a);
+      b = hn::MulAdd(hn::Load(d, t + (r + 1) * stride + j), weight[r + 1], b);
+    }
+    hn::Store(hn::Add(a, b), d, acc + j);
+  }
+}
+
+template <typename T>
+void Scale(T* t, int64_t stride, int64_t columns, const T* row, const T* col, double* sums) {
+  const TagOf<T> d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int r = 0; r < kRowBlock; ++r) {
+    const auto u = hn::Set(d, row[r]);
+    double total = 0;
+    for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
+      const int64_t end = std::min(columns, begin + kFloatColumns);
+      auto sum = hn::Zero(d);
+      for (int64_t j = begin; j < end; j += lanes) {
+        const auto p = hn::Mul(hn::Mul(hn::Load(d, t + r * stride + j), hn::Load(d, col + j)), u);
+        hn::Store(p, d, t + r * stride + j);
+        sum = hn::Add(sum, p);
+      }
+      total += hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+    sums[r] = total;
+  }
+}
+
+// ---- Products with the plan -------------------------------------------------------------------------------------------
+
+template <typename T>
+void Multiply(const T* HWY_RESTRICT p, int64_t stride, int64_t columns, const T* HWY_RESTRICT v, int64_t width,
+              double* HWY_RESTRICT out) {
+  const TagOf<T> d;
+  const int64_t lanes = hn::Lanes(d);
+  std::fill(out, out + kRowBlock * width, 0.0);
+  HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)];
+  for (int64_t begin = 0; begin < columns; begin += 1024) {
+    const int64_t end = std::min(columns, begin + 1024);
+    for (int64_t c = 0; c < width; c += lanes) {
+      hn::Vec<TagOf<T>> acc[kRowBlock];
+      SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) acc[r] = hn::Zero(d);
+      for (int64_t j = begin; j < end; ++j) {
+        const auto value = hn::Load(d, v + j * width + c);
+        SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) {
+          acc[r] = hn::MulAdd(hn::Set(d, p[r * stride + j]), value, acc[r]);
+        }
+      }
+      for (int r = 0; r < kRowBlock; ++r) {
+        hn::Store(acc[r], d, buffer);
+        for (int64_t i = 0; i < lanes; ++i) out[r * width + c + i] += buffer[i];
+      }
+    }
+  }
+}
+
+template <typename TE, typename T>
+double Dot(const T* p, int64_t stride, int64_t columns, const TE* e, int64_t e_stride) {
+  const hn::CappedTag<double, 8> dd;
+  const hn::Rebind<T, hn::CappedTag<double, 8>> dt;
+  const hn::Rebind<TE, hn::CappedTag<double, 8>> de;
+  const int64_t lanes = hn::Lanes(dd);
+  auto sum = hn::Zero(dd);
+  for (int r = 0; r < kRowBlock; ++r) {
+    for (int64_t j = 0; j < columns; j += lanes) {
+      sum = hn::MulAdd(Convert(dd, hn::LoadU(dt, p + r * stride + j)), Convert(dd, hn::LoadU(de, e + r * e_stride + j)),
+                       sum);
+    }
+  }
+  return hn::GetLane(hn::SumOfLanes(dd, sum));
+}
+
+// ---- O(n) updates, in double ------------------------------------------------------------------------------------------
+
+template <typename T>
+double BalancedRows(const double* sums, const T* u, const T* mass, bool keep, T* next, T* weight) {
+  const hn::CappedTag<double, 8> d;
+  const hn::Rebind<T, hn::CappedTag<double, 8>> dt;
+  auto error = hn::Zero(d);
+  const auto one = hn::Set(d, 1.0);
+  for (size_t r = 0; r < kRowBlock; r += hn::Lanes(d)) {
+    const auto s = hn::LoadU(d, sums + r);
+    const auto old = hn::LoadU(dt, u + r);
+    const auto m = hn::LoadU(dt, mass + r);
+    const auto inverse = Convert(dt, hn::Div(one, s));
+    const auto w = keep ? old : inverse;
+    hn::StoreU(inverse, dt, next + r);
+    hn::StoreU(hn::IfThenElseZero(hn::Gt(m, hn::Zero(dt)), hn::Mul(m, w)), dt, weight + r);
+    error = hn::MulAdd(Convert(d, m), hn::Abs(hn::MulSub(Convert(d, old), s, one)), error);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, error));
+}
+
+template <typename T>
+void BalancedColumns(int64_t count, int64_t size, const T* acc, int64_t slots, int64_t stride, const T* mass,
+                     double* sums, T* next, T* weight, double* range) {
+  const hn::CappedTag<double, 8> d;
+  const hn::Rebind<T, hn::CappedTag<double, 8>> dt;
+  const int64_t lanes = hn::Lanes(d);
+  auto low = hn::Inf(d), high = hn::Zero(d);
+  const auto one = hn::Set(d, 1.0);
+  for (int64_t j = 0; j < count; j += lanes) {
+    auto sum = Convert(d, hn::LoadU(dt, acc + j));
+    for (int64_t slot = 1; slot < slots; ++slot) sum = hn::Add(sum, Convert(d, hn::LoadU(dt, acc + slot * stride + j)));
+    if (j + lanes > size) sum = hn::IfThenElse(hn::FirstN(d, j < size ? size - j : 0), sum, one);
+    hn::StoreU(sum, d, sums + j);
+    low = hn::Min(low, sum);
+    high = hn::Max(high, sum);
+    const auto inverse = Convert(dt, hn::Div(one, sum));
+    const auto m = hn::LoadU(dt, mass + j);
+    hn::StoreU(inverse, dt, next + j);
+    hn::StoreU(hn::IfThenElseZero(hn::Gt(m, hn::Zero(dt)), hn::Mul(m, inverse)), dt, weight + j);
+  }
+  range[0] = hn::GetLane(hn::MinOfLanes(d, low));
+  range[1] = hn::GetLane(hn::MaxOfLanes(d, high));
+}
+
+template <typename T>
+void Update(int64_t count, const double* sums, const T* u, const double* frame, const double* shift, double damping,
+            double relax, T* u_new) {
+  if (damping == 1 && relax == 1) {
+    for (int64_t i = 0; i < count; ++i) u_new[i] = static_cast<T>(1.0 / sums[i]);
+    return;
+  }
+  const hn::CappedTag<double, 8> d;
+  const hn::Rebind<T, hn::CappedTag<double, 8>> dt;
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t i = 0; i < count; i += lanes) {
+    const auto s = hn::LoadU(d, sums + i);
+    const auto f = hn::LoadU(d, frame + i);
+    const auto p = hn::LoadU(d, shift + i);
+    const auto old = hn::Add(f, Log2(d, Convert(d, hn::LoadU(dt, u + i))));
+    const auto half_step = hn::Sub(f, Log2(d, s));
+    const auto damped = hn::Sub(hn::Mul(hn::Set(d, damping), hn::Add(half_step, p)), p);
+    const auto next = hn::MulAdd(hn::Set(d, relax), hn::Sub(damped, old), old);
+    const auto scaling = hn::IfThenElse(hn::Gt(s, hn::Zero(d)), Exp2(d, hn::Sub(next, f)), hn::Inf(d));
+    hn::StoreU(Convert(dt, scaling), dt, u_new + i);
+  }
+}
+
+template <typename T>
+void LogScaling(int64_t count, const T* u, const double* frame, double* out) {
+  const hn::CappedTag<double, 8> d;
+  const hn::Rebind<T, hn::CappedTag<double, 8>> dt;
+  for (int64_t i = 0; i < count; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Add(hn::LoadU(d, frame + i), Log2(d, Convert(d, hn::LoadU(dt, u + i)))), d, out + i);
+  }
+}
+
+template <typename TE, typename T>
+const TransportKernels<TE, T>& Table() {
+  static const TransportKernels<TE, T> table = {
+      static_cast<int>(2 * hn::Lanes(TagOf<TE>())),
+      Exponents<TE>,
+      ExpSums<TE, T>,
+      RowMax<TE>,
+      ExpRows<TE, T>,
+      RowSums<T>,
+      AddColumns<T>,
+      Scale<T>,
+      Multiply<T>,
+      Dot<TE, T>,
+      BalancedRows<T>,
+      BalancedColumns<T>,
+      Update<T>,
+      LogScaling<T>,
+  };
+  return table;
+}
+
+const TransportKernels<float, float>& TableFloat() { return Table<float, float>(); }
+const TransportKernels<double, float>& TableMixed() { return Table<double, float>(); }
+const TransportKernels<double, double>& TableDouble() { return Table<double, double>(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cpu
+}  // namespace sinkhorn
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sinkhorn {
+namespace cpu {
+
+HWY_EXPORT(TableFloat);
+HWY_EXPORT(TableMixed);
+HWY_EXPORT(TableDouble);
+
+template <>
+const TransportKernels<float, float>& GetTransportKernels() {
+  return HWY_DYNAMIC_DISPATCH(TableFloat)();
+}
+template <>
+const TransportKernels<double, float>& GetTransportKernels() {
+  return HWY_DYNAMIC_DISPATCH(TableMixed)();
+}
+template <>
+const TransportKernels<double, double>& GetTransportKernels() {
+  return HWY_DYNAMIC_DISPATCH(TableDouble)();
+}
+
+}  // namespace cpu
+}  // namespace sinkhorn
+#endif  // HWY_ONCE
