@@ -1,9 +1,18 @@
-"""The client is imported from its source folder (tests/pytest.ini), with stubs made afresh from the contract."""
+"""The client is imported from its source folder (tests/pytest.ini), with stubs made afresh from the contract. `server`
+is a real server process: of $SINKHORN_SERVER, or of bazel-bin."""
 
+import contextlib
+import dataclasses
 import importlib.util
+import os
 import pathlib
+import socket
+import subprocess
 
-CLIENT = pathlib.Path(__file__).parents[2] / "client" / "python"
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+CLIENT = ROOT / "client" / "python"
 
 
 def generate_stubs():
@@ -14,3 +23,66 @@ def generate_stubs():
 
 
 generate_stubs()
+
+from sinkhorn_client import Client  # noqa: E402  The stubs first.
+
+
+@dataclasses.dataclass
+class Server:
+    """A running server."""
+
+    target: str
+    process: subprocess.Popen
+
+
+def binary():
+    path = pathlib.Path(os.environ.get("SINKHORN_SERVER", ROOT / "bazel-bin" / "server" / "sinkhorn_server"))
+    assert path.exists(), f"{path} is missing: bazel build //server:sinkhorn_server, or set SINKHORN_SERVER"
+    return path
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running_server(log, *flags):
+    """A server with these flags, ready; its log goes to the file `log`. Killed at the end."""
+    target = f"127.0.0.1:{free_port()}"
+    command = [binary(), f"--listen={target}", f"--metrics_listen=127.0.0.1:{free_port()}", *flags]
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        with Client(target) as client:
+            try:
+                client.wait_until_ready(30)
+            except TimeoutError:
+                raise AssertionError(f"{command} is not ready:\n{log.read_text()}") from None
+        yield Server(target, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """The server that tests share; it must outlive them."""
+    with running_server(tmp_path_factory.mktemp("server") / "log") as started:
+        yield started
+        assert started.process.poll() is None, "the server died"
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    """A client of it."""
+    with Client(server.target, timeout=60) as connected:
+        yield connected
+
+
+@pytest.fixture
+def start_server(tmp_path):
+    """Starts a server with flags of the test's own."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *flags: stack.enter_context(running_server(tmp_path / "server.log", *flags))

@@ -11,7 +11,6 @@ import dataclasses
 import numpy as np
 from scipy.special import logsumexp
 
-
 # ---- Normalisation ------------------------------------------------------------------------------
 
 

@@ -73,9 +73,12 @@ def raised(failure, pushback_ms=None):
     def solve(request, context):
         fake_service.abort(context, failure, pushback_ms)
 
-    with fake_service.serving(solve) as target, Client(target, options=ONE_TRY) as client:
-        with pytest.raises(sc.SinkhornError) as caught:
-            client.normalize(LOGITS)
+    with (
+        fake_service.serving(solve) as target,
+        Client(target, options=ONE_TRY) as client,
+        pytest.raises(sc.SinkhornError) as caught,
+    ):
+        client.normalize(LOGITS)
     return caught.value
 
 
