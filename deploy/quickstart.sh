@@ -66,40 +66,38 @@ install_client() {
 
 start_server() {
   stop_earlier
-  local ports
-  mapfile -t ports < <("$python" - <<'PYTHON'
-import socket
-
-def free(port):
-    """The port if it is free, else one that is."""
-    with socket.socket() as s:
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-print(free(8001), free(8002), sep="\n")
-PYTHON
+  local ports_file=$dir/ports
+  rm -f "$ports_file"
+  local flags=(
+    --listen="127.0.0.1:$(port_if_free 8001)" --metrics_listen="127.0.0.1:$(port_if_free 8002)"
+    --port_file="$ports_file"
   )
-  address=127.0.0.1:${ports[0]}
-  metrics=http://127.0.0.1:${ports[1]}/metrics
-  local flags=(--listen="$address" --metrics_listen="127.0.0.1:${ports[1]}")
   $keep || flags+=(--drain_grace=0s)  # Nobody else calls it: it need not wait for them to notice.
   printf '%-30s' "Starting the server"
   # A session of its own: Ctrl-C here, or the end of this shell, does not reach it.
   setsid "$dir/sinkhorn_server" "${flags[@]}" >"$server_log" 2>&1 </dev/null &
   server_pid=$!
   echo "$server_pid" >"$dir/server.pid"
-  local deadline=$((SECONDS + 60))
-  until "$python" -c "import sinkhorn_client as s; s.Client('$address').wait_until_ready(1)" 2>/dev/null; do
+  local deadline=$((SECONDS + 60)) ports
+  until [ -s "$ports_file" ] && mapfile -t ports <"$ports_file" && address=127.0.0.1:${ports[0]} && healthy; do
     if ! kill -0 "$server_pid" 2>/dev/null || [ "$SECONDS" -gt "$deadline" ]; then
       printf 'failed\n\n'
       tail -n 20 "$server_log" >&2
       exit 1
     fi
+    sleep 0.1
   done
+  metrics=http://127.0.0.1:${ports[1]}/metrics
   echo "ready at $address"
+}
+
+# The port, or 0 for any free one if somebody listens there.
+port_if_free() {
+  if (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; then echo 0; else echo "$1"; fi
+}
+
+healthy() {
+  "$python" -c "from sinkhorn_client import Client; Client('$address').wait_until_ready(10)" 2>>"$server_log"
 }
 
 # Ends the server of this run: it drains, and is killed only if that takes too long.

@@ -6,8 +6,8 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
-import socket
 import subprocess
+import time
 
 import pytest
 
@@ -41,25 +41,21 @@ def binary():
     return path
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @contextlib.contextmanager
-def running_server(log, *flags):
-    """A server with these flags, ready; its log goes to the file `log`. Killed at the end."""
-    target = f"127.0.0.1:{free_port()}"
-    command = [binary(), f"--listen={target}", f"--metrics_listen=127.0.0.1:{free_port()}", *flags]
+def running_server(folder, *flags):
+    """A server with these flags, ready; its log goes into `folder`. Killed at the end."""
+    ports, log = folder / "ports", folder / "log"
+    command = [binary(), "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}", *flags]
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
+        deadline = time.monotonic() + 30
+        while not (ports.exists() and len(ports.read_text().split()) == 2):
+            assert process.poll() is None and time.monotonic() < deadline, f"{command} is not ready:\n{log.read_text()}"
+            time.sleep(0.02)
+        target = f"127.0.0.1:{ports.read_text().split()[0]}"
         with Client(target) as client:
-            try:
-                client.wait_until_ready(30)
-            except TimeoutError:
-                raise AssertionError(f"{command} is not ready:\n{log.read_text()}") from None
+            client.wait_until_ready(10)
         yield Server(target, process)
     finally:
         process.kill()
@@ -69,7 +65,7 @@ def running_server(log, *flags):
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     """The server that tests share; it must outlive them."""
-    with running_server(tmp_path_factory.mktemp("server") / "log") as started:
+    with running_server(tmp_path_factory.mktemp("server")) as started:
         yield started
         assert started.process.poll() is None, "the server died"
 
@@ -85,4 +81,4 @@ def client(server):
 def start_server(tmp_path):
     """Starts a server with flags of the test's own."""
     with contextlib.ExitStack() as stack:
-        yield lambda *flags: stack.enter_context(running_server(tmp_path / "server.log", *flags))
+        yield lambda *flags: stack.enter_context(running_server(tmp_path, *flags))
