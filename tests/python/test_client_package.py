@@ -1,9 +1,9 @@
 """The package as a stranger gets it: wheel, source distribution, types, format."""
 
 import pathlib
+import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 
 import pytest
@@ -45,8 +45,7 @@ def test_a_source_distribution_builds_outside_the_repository(tmp_path):
     program = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", program], cwd=PACKAGE, check=True, capture_output=True)
     (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(archive, tmp_path)
     wheel = build_wheel(tmp_path / "sinkhorn_client-0.1.0", tmp_path)
     assert "sinkhorn_client/_proto/sinkhorn_pb2.py" in zipfile.ZipFile(wheel).namelist()
 
