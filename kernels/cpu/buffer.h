@@ -3,10 +3,11 @@
 #define SINKHORN_KERNELS_CPU_BUFFER_H_
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+
+#include "kernels/cpu/memory_pool.h"
 
 namespace sinkhorn {
 namespace cpu {
@@ -25,10 +26,10 @@ class Buffer {
   // Leaves the contents undefined.
   void Allocate(int64_t size) {
     data_.reset();
-    const size_t bytes = (static_cast<size_t>(size) * sizeof(T) + 127) / 128 * 128;
-    void* memory = std::aligned_alloc(128, bytes == 0 ? 128 : bytes);
+    const size_t bytes = static_cast<size_t>(size > 0 ? size : 1) * sizeof(T);
+    void* memory = AllocateBlock(bytes);
     if (memory == nullptr) throw std::bad_alloc();
-    data_.reset(static_cast<T*>(memory));
+    data_ = std::unique_ptr<T, Free>(static_cast<T*>(memory), Free{bytes});
     size_ = size;
   }
   int64_t size() const { return size_; }
@@ -43,7 +44,8 @@ class Buffer {
 
  private:
   struct Free {
-    void operator()(T* p) const { std::free(p); }
+    size_t bytes = 0;
+    void operator()(T* p) const { FreeBlock(p, bytes); }
   };
   std::unique_ptr<T, Free> data_;
   int64_t size_ = 0;

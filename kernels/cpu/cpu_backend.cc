@@ -11,27 +11,30 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <new>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/memory_pool.h"
 #include "kernels/cpu/work.h"
 #include "unsupported/Eigen/CXX11/ThreadPool"
 
 namespace sinkhorn {
 namespace cpu {
 
-Scratch::~Scratch() { std::free(data_); }
+Scratch::~Scratch() { FreeBlock(data_, bytes_); }
 
 void* Scratch::Get(size_t bytes) {
   if (bytes > bytes_) {
-    std::free(data_);
-    bytes_ = (bytes + 4095) / 4096 * 4096;
-    data_ = std::aligned_alloc(128, bytes_);
-    if (data_ == nullptr) throw std::bad_alloc();
+    FreeBlock(data_, bytes_);
+    bytes_ = bytes;
+    data_ = AllocateBlock(bytes_);
+    if (data_ == nullptr) {
+      bytes_ = 0;
+      throw std::bad_alloc();
+    }
   }
   return data_;
 }
@@ -223,13 +226,15 @@ class CpuBackend final : public Backend {
       : options_(options),
         threads_(options.threads > 0 ? options.threads : AvailableCores()),
         scratch_(threads_),
-        pool_(std::max(1, threads_ - 1)) {}
-
-  DeviceDescription device() const override {
-    return {absl::StrCat("cpu: ", hwy::TargetName(hwy::SupportedTargets() & -hwy::SupportedTargets()), ", ", threads_,
-                         threads_ == 1 ? " thread" : " threads"),
-            "cpu", static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE)};
+        pool_(std::max(1, threads_ - 1)) {
+    const int64_t targets = hwy::SupportedTargets();  // The lowest bit is the best.
+    device_.name = absl::StrCat("cpu: ", hwy::TargetName(targets & -targets), ", ", threads_,
+                                threads_ == 1 ? " thread" : " threads");
+    device_.backend = "cpu";
+    device_.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   }
+
+  DeviceDescription device() const override { return device_; }
   int lanes() const override { return 1; }
 
   int64_t WorkingBytes(const Problem& problem) const override {
@@ -301,6 +306,7 @@ class CpuBackend final : public Backend {
 
   const CpuBackendOptions options_;
   const int threads_;
+  DeviceDescription device_;
   std::vector<Scratch> scratch_;  // [0]: the lane; [1 + i]: pool thread i.
   Eigen::ThreadPool pool_;        // Last: its threads use what is above.
 };

@@ -17,6 +17,7 @@ Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t
   cloud.dim = dim;
   cloud.points.Allocate(count * dim);
   cloud.centre.Resize(dim);
+  cloud.norm2.Allocate(count);
   LoadAsDouble(points.dtype, points.data, points.shared ? 0 : member * count * dim, count * dim, cloud.points.data());
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t k = 0; k < dim; ++k) cloud.centre[k] += cloud.points[i * dim + k];
@@ -24,13 +25,10 @@ Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t
   for (double& c : cloud.centre) c /= count;
   double radius2 = 0;
   for (int64_t i = 0; i < count; ++i) {
-    double norm2 = 0;
-    for (int64_t k = 0; k < dim; ++k) {
-      double& value = cloud.points[i * dim + k];
-      value -= cloud.centre[k];
-      norm2 += value * value;
-    }
-    radius2 = std::max(radius2, norm2);
+    double* point = cloud.points.data() + i * dim;
+    for (int64_t k = 0; k < dim; ++k) point[k] -= cloud.centre[k];
+    cloud.norm2[i] = DotDouble(point, point, dim);
+    radius2 = std::max(radius2, cloud.norm2[i]);
   }
   cloud.radius = std::sqrt(radius2);
   return cloud;
@@ -88,13 +86,9 @@ CostSource<TE, T>::CostSource(const Cloud* x, const Cloud* y, double kappa)
       const int64_t count = std::min(panel, cloud.count - first);
       for (int64_t i = 0; i < count; ++i) {
         const double* point = cloud.points.data() + (first + i) * dim;
-        double norm2 = 0, along = 0;
-        for (int64_t k = 0; k < dim; ++k) {
-          norm2 += point[k] * point[k];
-          along += point[k] * d[k];
-          packed[k * panel + i] = static_cast<TE>(point[k]);
-        }
-        shift_[side][first + i] = kappa * (norm2 + (side == 0 ? 2 * along + d2 : -2 * along));
+        for (int64_t k = 0; k < dim; ++k) packed[k * panel + i] = static_cast<TE>(point[k]);
+        const double along = DotDouble(point, d.data(), dim);
+        shift_[side][first + i] = kappa * (cloud.norm2[first + i] + (side == 0 ? 2 * along + d2 : -2 * along));
       }
     }
   }

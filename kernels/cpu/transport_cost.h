@@ -21,6 +21,7 @@ struct Cloud {
   int64_t count = 0, dim = 0;
   Buffer<double> points;  // [count, dim], centred
   Buffer<double> centre;  // [dim]
+  Buffer<double> norm2;   // [count], of centred points
   double radius = 0;      // Largest norm of a centred point.
 };
 Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t dim);

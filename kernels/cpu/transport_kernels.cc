@@ -345,6 +345,20 @@ void LogScaling(int64_t count, const T* u, const double* frame, double* out) {
   }
 }
 
+double DotOfDoubles(const double* a, const double* b, int64_t count) {
+  const hn::CappedTag<double, 8> d;
+  const int64_t lanes = hn::Lanes(d);
+  auto sum0 = hn::Zero(d), sum1 = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    sum0 = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum0);
+    sum1 = hn::MulAdd(hn::LoadU(d, a + i + lanes), hn::LoadU(d, b + i + lanes), sum1);
+  }
+  double total = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+  for (; i < count; ++i) total += a[i] * b[i];
+  return total;
+}
+
 template <typename TE, typename T>
 const TransportKernels<TE, T>& Table() {
   static const TransportKernels<TE, T> table = {
@@ -379,9 +393,14 @@ HWY_AFTER_NAMESPACE();
 namespace sinkhorn {
 namespace cpu {
 
+HWY_EXPORT(DotOfDoubles);
 HWY_EXPORT(TableFloat);
 HWY_EXPORT(TableMixed);
 HWY_EXPORT(TableDouble);
+
+double DotDouble(const double* a, const double* b, int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(DotOfDoubles)(a, b, count);
+}
 
 template <>
 const TransportKernels<float, float>& GetTransportKernels() {

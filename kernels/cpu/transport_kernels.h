@@ -70,6 +70,9 @@ struct TransportKernels {
   void (*log_scaling)(int64_t count, const T* u, const double* frame, double* out);
 };
 
+// sum a[i] b[i] in double.
+double DotDouble(const double* a, const double* b, int64_t count);
+
 // The tables of the best instruction set here.
 template <typename TE, typename T>
 const TransportKernels<TE, T>& GetTransportKernels();

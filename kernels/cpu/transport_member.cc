@@ -40,7 +40,8 @@ MemberInputs::MemberInputs(const Problem& problem, int64_t index) {
   b = Masses(in.b, index, problem.m);
   f = LoadMember(in.initial_f, index, problem.n);
   g = LoadMember(in.initial_g, index, problem.m);
-  double range;
+  const bool unbalanced = !std::isinf(solver.rho_a) || !std::isinf(solver.rho_b);
+  double range = 0;
   if (problem.kind == ProblemKind::kDense) {
     const CostRange costs = RangeOf(in.cost, index, problem.n, problem.m);
     cost_max = std::max(std::abs(costs.min), std::abs(costs.max));
@@ -50,9 +51,8 @@ MemberInputs::MemberInputs(const Problem& problem, int64_t index) {
     y = MakeCloud(in.y, index, problem.m, problem.dim);
     const double radius = std::max(x.radius, y.radius);
     cost_max = 2 * in.kappa * (solver.debias ? radius * radius : x.radius * y.radius);
-    range = BoxCost(x, y, in.kappa);
-    // Damping acts on whole potentials: their shift no longer cancels.
-    if (!std::isinf(solver.rho_a) || !std::isinf(solver.rho_b)) cost_max += range;
+    if (unbalanced || solver.epsilon_decay > 0) range = BoxCost(x, y, in.kappa);
+    if (unbalanced) cost_max += range;  // Damping acts on whole potentials: their shift no longer cancels.
   }
   epsilon_start = std::max(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
 }

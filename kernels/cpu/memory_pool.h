@@ -1,0 +1,24 @@
+// Large blocks that are used again: fresh pages cost more than a sweep over them.
+//
+// Blocks of at least kPooledBytes come from mmap with huge pages where the system grants them. Returned blocks are kept up to
+// kKeptBytes in all (the oldest leave first) and handed to the next request that fills at least half of one.
+#ifndef SINKHORN_KERNELS_CPU_MEMORY_POOL_H_
+#define SINKHORN_KERNELS_CPU_MEMORY_POOL_H_
+
+#include <cstddef>
+
+namespace sinkhorn {
+namespace cpu {
+
+constexpr size_t kPooledBytes = size_t{1} << 20;
+constexpr size_t kKeptBytes = size_t{512} << 20;
+
+// Memory of at least `bytes`, 128-byte aligned, contents undefined; null if there is none. Thread-safe.
+void* AllocateBlock(size_t bytes);
+// `bytes` as they were asked for.
+void FreeBlock(void* block, size_t bytes);
+
+}  // namespace cpu
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CPU_MEMORY_POOL_H_
