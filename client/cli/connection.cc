@@ -12,7 +12,7 @@
 
 ABSL_FLAG(std::string, server, "",
           "The server, host:port, dns:///name:port (all its addresses, in turn) or unix:/path. Default: "
-          "$SINKHORN_SERVER, or 127.0.0.1:8001.");
+          "$SINKHORN_ADDRESS, or 127.0.0.1:8001.");
 ABSL_FLAG(std::string, auth_token_file, "", "File with the token that is sent as `authorization: Bearer`.");
 ABSL_FLAG(bool, tls, false, "Encrypt the connection. Implied by the other --tls flags.");
 ABSL_FLAG(std::string, tls_root_cert, "", "PEM file of the authorities to trust. Default: the system's.");
@@ -39,7 +39,7 @@ absl::Status ReadOptional(const std::string& path, std::string* contents) {
 
 std::string ServerTarget() {
   if (std::string target = absl::GetFlag(FLAGS_server); !target.empty()) return target;
-  const char* environment = std::getenv("SINKHORN_SERVER");
+  const char* environment = std::getenv("SINKHORN_ADDRESS");
   return environment != nullptr && *environment != '\0' ? environment : "127.0.0.1:8001";
 }
 

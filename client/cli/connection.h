@@ -10,7 +10,7 @@
 
 namespace sinkhorn::client {
 
-// --server, or $SINKHORN_SERVER where the flag is not given.
+// --server, or $SINKHORN_ADDRESS where the flag is not given.
 std::string ServerTarget();
 
 // Reads the files that the flags name. Any error: a file that cannot be read, or flags that do not go together.

@@ -38,6 +38,9 @@ grpc::ChannelArguments Arguments(const ClientOptions& options) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(absl::ToInt64Milliseconds(options.keepalive_time)));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.keepalive_timeout)));
+  // gRPC's defaults, 1 s growing to 2 minutes, would find a restarted server late.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.private_connections);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, options.use_http_proxy);
   if (options.tls && !options.tls->server_name.empty()) {

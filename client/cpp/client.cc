@@ -177,16 +177,21 @@ absl::StatusOr<bool> Client::CheckHealth(absl::Time deadline, absl::string_view 
 absl::Status Client::WaitForReady(absl::Time deadline) {
   constexpr absl::Duration kPauseMax = absl::Milliseconds(500);
   absl::Duration pause = absl::Milliseconds(5);
+  std::string seen;
   while (true) {
     const absl::StatusOr<bool> serving = CheckHealth(std::min(deadline, absl::Now() + absl::Seconds(5)));
     if (serving.ok() && *serving) return absl::OkStatus();
-    const bool may_change = serving.ok() || serving.status().code() == absl::StatusCode::kUnavailable ||
-                            serving.status().code() == absl::StatusCode::kDeadlineExceeded;
-    if (!may_change) return serving.status();
+    const bool timed_out = serving.status().code() == absl::StatusCode::kDeadlineExceeded;
+    if (!serving.ok() && !timed_out && serving.status().code() != absl::StatusCode::kUnavailable) {
+      return serving.status();  // It will not change.
+    }
+    // A check that `deadline` cut short tells less than the one before it.
+    if (!timed_out || seen.empty()) {
+      seen =
+          serving.ok() ? "it answers NOT_SERVING (starting, draining or out of devices)" : Describe(serving.status());
+    }
     if (absl::Now() + pause >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "the server is not ready: ",
-          serving.ok() ? "it answers NOT_SERVING (starting, draining or out of devices)" : Describe(serving.status())));
+      return absl::DeadlineExceededError(absl::StrCat("the server is not ready: ", seen));
     }
     absl::SleepFor(pause);
     pause = std::min(2 * pause, kPauseMax);

@@ -277,7 +277,7 @@ TEST(ClientTest, HealthInfoAndReadiness) {
   EXPECT_TRUE(client->WaitForReady(Soon()).ok());
   server.set_serving(false);
   EXPECT_FALSE(*client->CheckHealth(Soon()));
-  const absl::Status late = client->WaitForReady(absl::Now() + absl::Milliseconds(50));
+  const absl::Status late = client->WaitForReady(absl::Now() + absl::Milliseconds(500));
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(late.message()), HasSubstr("NOT_SERVING"));
 }
