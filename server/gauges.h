@@ -1,0 +1,31 @@
+// The gauges of a running server: its state, its queue, its device; and the counters of the scheduler's rounds.
+#ifndef SINKHORN_SERVER_GAUGES_H_
+#define SINKHORN_SERVER_GAUGES_H_
+
+#include <functional>
+#include <string>
+
+#include "kernels/backend.h"
+#include "server/metrics.h"
+#include "server/scheduler.h"
+#include "server/service.h"
+
+namespace sinkhorn {
+
+// Labels of sinkhorn_build_info.
+struct BuildInfo {
+  std::string version;
+  std::string commit;
+  bool cuda = false;
+};
+
+// `server` and `scheduler` must outlive the collection of `metrics`.
+void AddServerGauges(const SinkhornServer* server, const Scheduler* scheduler, const DeviceDescription& device,
+                     const BuildInfo& build, Metrics* metrics);
+
+// To be called after each round of the scheduler. `metrics` must outlive it.
+std::function<void(const RoundInfo&)> RoundCounter(const DeviceDescription& device, Metrics* metrics);
+
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_SERVER_GAUGES_H_

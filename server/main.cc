@@ -1,0 +1,261 @@
+// The server: flags -> backend -> scheduler -> service -> gRPC, and a clean way out.
+//
+// Start: listens at once but refuses solves (WARMING) until the golden problems are solved right. Stop (SIGTERM or SIGINT):
+// health says NOT_SERVING and requests are still taken for --drain_grace; then they are refused, what was accepted has
+// --drain_timeout to finish, and the process exits 0. A second signal exits at once. A lost device: exit 1.
+#include <fcntl.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "prometheus/exposer.h"
+#include "server/config.h"
+#include "server/gauges.h"
+#include "server/golden.h"
+#include "server/health.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/scheduler.h"
+#include "server/service.h"
+
+#if SINKHORN_HAVE_CUDA
+#include "kernels/cuda/device.h"
+#endif
+
+namespace sinkhorn {
+namespace {
+
+constexpr int kExitUsage = 2;
+constexpr int kExitSecondSignal = 143;  // 128 + SIGTERM.
+constexpr int kDeviceLostSignal = SIGUSR1;
+constexpr absl::Duration kGoldenTimeout = absl::Seconds(60);
+constexpr absl::Duration kFlushTimeout = absl::Seconds(2);  // For replies still being sent when all is answered.
+constexpr int kCertificateRefreshSeconds = 10;
+
+// ---- Backend --------------------------------------------------------------------------------------------------------
+
+// One line on what this machine and this build have.
+std::string CudaFindings() {
+#if SINKHORN_HAVE_CUDA
+  const auto devices = ListDevices();
+  if (!devices.ok()) return std::string(devices.status().message());
+  if (devices->empty()) return "no CUDA device found";
+  return absl::StrCat(devices->size(), " CUDA device(s) found, the first is ", devices->front().name);
+#else
+  return "built without nvcc, so without CUDA";
+#endif
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Config& config) {
+  if (config.backend == "cuda") {
+    return absl::UnimplementedError(
+        absl::StrCat("--backend=cuda: this version has no CUDA backend yet; use cpu or auto (", CudaFindings(), ")"));
+  }
+  std::unique_ptr<Backend> backend = MakeCpuBackend(config.cpu);
+  if (config.backend == "auto") {
+    Log(Severity::kInfo, "backend",
+        {{"chosen", backend->device().name}, {"why", absl::StrCat("auto; no CUDA backend in this version; ", CudaFindings())}});
+  }
+  return backend;
+}
+
+// ---- gRPC -----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials(const TlsFiles& tls) {
+  if (tls.certificate.empty()) return grpc::InsecureServerCredentials();
+  for (const std::string& file : {tls.certificate, tls.key, tls.client_ca}) {
+    if (!file.empty() && access(file.c_str(), R_OK) != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("TLS file '", file, "' cannot be read"));
+    }
+  }
+  grpc::experimental::TlsServerCredentialsOptions options(
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(tls.key, tls.certificate, tls.client_ca,
+                                                                           kCertificateRefreshSeconds));
+  options.watch_identity_key_cert_pairs();
+  if (!tls.client_ca.empty()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
+void AddChannelArguments(const Config& config, grpc::ServerBuilder* builder) {
+  const auto milliseconds = [](absl::Duration duration) {
+    return static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(duration), 0x7fffffff));
+  };
+  builder->SetMaxReceiveMessageSize(static_cast<int>(config.service.max_receive_message_bytes));
+  builder->SetMaxSendMessageSize(-1);  // Replies are bounded where they are planned.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port in use is an error.
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, config.keepalive_time_ms);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, milliseconds(config.max_connection_age));
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, milliseconds(config.max_connection_age_grace));
+}
+
+// ---- The running server ---------------------------------------------------------------------------------------------
+
+class Process {
+ public:
+  explicit Process(const Config& config) : config_(config) {}
+  // Returns the exit code.
+  int Run();
+
+ private:
+  absl::Status Start();
+  absl::Status StartGrpc();
+  absl::Status StartMetrics();
+  absl::Status WritePortFile() const;
+  void Drain();
+  void Leave(absl::Duration timeout);
+
+  const Config& config_;
+  // In the order of dependence: later ones use earlier ones.
+  Metrics* metrics_ = nullptr;  // Owned by metrics_owner_.
+  std::shared_ptr<Metrics> metrics_owner_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<SinkhornServer> service_;
+  HealthService health_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  int port_ = 0, metrics_port_ = 0;
+};
+
+absl::Status Process::StartGrpc() {
+  auto credentials = MakeCredentials(config_.tls);
+  if (!credentials.ok()) return credentials.status();
+  if (config_.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(config_.listen, *credentials, &port_);
+  builder.RegisterService(service_->rpc());
+  builder.RegisterService(&health_);
+  AddChannelArguments(config_, &builder);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port_ == 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen));
+  return absl::OkStatus();
+}
+
+absl::Status Process::StartMetrics() {
+  if (config_.metrics_listen.empty()) return absl::OkStatus();
+  try {
+    exposer_ = std::make_unique<prometheus::Exposer>(config_.metrics_listen, /*num_threads=*/1);
+  } catch (const std::exception& exception) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.metrics_listen, ": ", exception.what()));
+  }
+  exposer_->RegisterCollectable(metrics_owner_);
+  metrics_port_ = exposer_->GetListeningPorts().at(0);
+  return absl::OkStatus();
+}
+
+absl::Status Process::Start() {
+  auto backend = MakeBackend(config_);
+  if (!backend.ok()) return backend.status();
+  backend_ = *std::move(backend);
+  metrics_owner_ = std::make_shared<Metrics>();
+  metrics_ = metrics_owner_.get();
+  scheduler_ = std::make_unique<Scheduler>(backend_.get(), RealClock(), config_.scheduler,
+                                           RoundCounter(backend_->device(), metrics_));
+  ServiceOptions options = config_.service;
+  options.on_device_lost = [] { kill(getpid(), kDeviceLostSignal); };
+  service_ = std::make_unique<SinkhornServer>(backend_.get(), scheduler_.get(), metrics_, options);
+  AddServerGauges(service_.get(), scheduler_.get(), backend_->device(),
+                  {options.version, options.commit, SINKHORN_HAVE_CUDA != 0}, metrics_);
+  scheduler_->Start();
+  if (absl::Status status = StartGrpc(); !status.ok()) return status;
+  if (absl::Status status = StartMetrics(); !status.ok()) return status;
+  Log(Severity::kInfo, "listening",
+      {{"address", config_.listen}, {"port", absl::StrCat(port_)}, {"metrics_port", absl::StrCat(metrics_port_)}});
+
+  if (absl::Status status = CheckGoldenProblems(scheduler_.get(), kGoldenTimeout); !status.ok()) return status;
+  service_->SetState(ServiceState::kReady);
+  health_.SetReady(true);
+  Log(Severity::kInfo, "ready", {{"device", backend_->device().name}, {"version", options.version}});
+  return WritePortFile();
+}
+
+// Appears at once and whole, so that whoever waits for it never reads half of it.
+absl::Status Process::WritePortFile() const {
+  if (config_.port_file.empty()) return absl::OkStatus();
+  const std::string draft = config_.port_file + ".tmp";
+  std::ofstream(draft) << port_ << "\n" << metrics_port_ << "\n";
+  if (std::rename(draft.c_str(), config_.port_file.c_str()) == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot write ", config_.port_file));
+}
+
+void Process::Drain() {
+  health_.SetReady(false);
+  service_->SetState(ServiceState::kDraining);
+  Log(Severity::kInfo, "draining", {{"grace", absl::FormatDuration(config_.drain_grace)},
+                                    {"in_flight", absl::StrCat(service_->requests_in_flight())}});
+  absl::SleepFor(config_.drain_grace);
+  Leave(config_.drain_timeout);
+}
+
+// Refuses new requests, gives accepted ones `timeout` to finish, ends the rest with UNAVAILABLE, and closes connections.
+void Process::Leave(absl::Duration timeout) {
+  service_->SetState(ServiceState::kStopping);
+  const bool idle = service_->AwaitIdle(absl::Now() + timeout);
+  const int64_t left = service_->requests_in_flight();
+  scheduler_->Stop();
+  health_.Shutdown();
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
+  Log(idle ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", absl::StrCat(idle ? 0 : left)}});
+}
+
+int Process::Run() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal : {SIGTERM, SIGINT, kDeviceLostSignal}) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Inherited by every thread: only sigwait sees them.
+  signal(SIGPIPE, SIG_IGN);
+
+  const absl::Status status = Start();
+  if (!status.ok()) {
+    Log(Severity::kError, "start_failed", {{"why", std::string(status.message())}});
+    if (server_ != nullptr) Leave(absl::ZeroDuration());
+    return 1;
+  }
+  int received = 0;
+  sigwait(&signals, &received);
+  if (received == kDeviceLostSignal) {
+    Log(Severity::kError, "device_lost", {});
+    health_.SetReady(false);
+    Leave(kFlushTimeout);
+    return 1;
+  }
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    Log(Severity::kWarning, "second_signal", {});
+    _exit(kExitSecondSignal);
+  }).detach();
+  Drain();
+  exposer_.reset();
+  return 0;
+}
+
+}  // namespace
+}  // namespace sinkhorn
+
+int main(int argc, char** argv) {
+  const absl::StatusOr<sinkhorn::Config> config = sinkhorn::ParseConfig(argc, argv);
+  if (!config.ok()) {
+    std::fprintf(stderr, "sinkhorn_server: %s\n", std::string(config.status().message()).c_str());
+    return sinkhorn::kExitUsage;
+  }
+  return sinkhorn::Process(*config).Run();
+}

@@ -1,0 +1,73 @@
+// SinkhornService over gRPC: what stands between the wire and the scheduler.
+//
+//   gRPC's thread -> [decode, validate] -> scheduler -> backend -> [encode] -> gRPC
+//
+// The bracketed steps run on a small pool of threads, unless the request is so small that handing it over would cost more
+// than doing it. gRPC's own threads never copy, scan or solve anything large. A call that is cancelled or past its deadline
+// ends at once where it waits, and at the scheduler's next slice where it runs.
+#ifndef SINKHORN_SERVER_SERVICE_H_
+#define SINKHORN_SERVER_SERVICE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "grpcpp/impl/codegen/service_type.h"
+#include "kernels/backend.h"
+#include "server/metrics.h"
+#include "server/scheduler.h"
+#include "server/validate.h"
+
+namespace sinkhorn {
+
+struct ServiceOptions {
+  Limits limits;
+  SchedulerOptions queue;                           // Reported by GetServerInfo.
+  int64_t max_receive_message_bytes = 256 << 20;    // Reported by GetServerInfo; gRPC enforces it.
+  int threads = 2;                                  // That decode, validate and encode.
+  int64_t max_pending_decodes = 256;                // Requests that wait for these threads; then QUEUE_FULL. At most 1000.
+  int64_t inline_bytes = 64 << 10;                  // Smaller requests are decoded where they arrive.
+  int64_t stream_read_ahead_requests = 256;         // Of one stream: read but not answered yet.
+  int64_t stream_read_ahead_bytes = 64 << 20;       // Likewise; at least one request.
+  bool log_requests = false;                        // One line for each request.
+  std::string version = "0.0.0";
+  std::string commit;
+  // Called once when the device is lost. In-flight requests have got or will get UNAVAILABLE.
+  std::function<void()> on_device_lost;
+};
+
+enum class ServiceState {
+  kWarming,   // Refuses solves: WARMING.
+  kReady,     // Takes them.
+  kDraining,  // Still takes them; health and GetServerInfo say that it will stop.
+  kStopping,  // Refuses them: DRAINING. Streams end when their problems are answered.
+};
+
+class SinkhornServer {
+ public:
+  // All outlive the service. Solves may come as soon as the state is kReady.
+  SinkhornServer(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options);
+  // REQUIRES: the gRPC server is shut down and the scheduler is stopped.
+  ~SinkhornServer();
+
+  // To be registered with a grpc::ServerBuilder.
+  grpc::Service* rpc();
+
+  void SetState(ServiceState state);
+  ServiceState state() const;
+  bool device_lost() const;
+  // Requests between arrival and answer.
+  int64_t requests_in_flight() const;
+  // Blocks until none is in flight, or until `deadline`. True: none.
+  bool AwaitIdle(absl::Time deadline);
+
+ private:
+  class Rpc;
+  std::unique_ptr<Rpc> rpc_;
+};
+
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_SERVER_SERVICE_H_

@@ -1,0 +1,447 @@
+#include "server/service_call.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "server/log.h"
+#include "server/wire.h"
+
+namespace sinkhorn {
+namespace {
+
+using absl::nullopt;
+using absl::optional;
+using absl::StrCat;
+
+// Replies up to this are copied into one piece; larger ones refer to the memory that the backend wrote.
+constexpr size_t kFlatReplyBytes = 16 << 10;
+// Members up to which a reply is encoded on the scheduler's thread, which must not be kept.
+constexpr int64_t kInlineMembers = 4096;
+// Predictions are upper ends within a factor of two or so, so a deadline is hopeless only well below them.
+constexpr double kPredictionSlack = 0.25;
+
+v1::Precision ToProto(Precision precision) {
+  switch (precision) {
+    case Precision::kStrict:
+      return v1::PRECISION_STRICT;
+    case Precision::kFast:
+      return v1::PRECISION_FAST;
+    case Precision::kDouble:
+      return v1::PRECISION_DOUBLE;
+  }
+  return v1::PRECISION_UNSPECIFIED;
+}
+
+v1::StopReason ToProto(StopReason reason) {
+  switch (reason) {
+    case StopReason::kTolerance:
+      return v1::STOP_REASON_TOLERANCE;
+    case StopReason::kMaxIterations:
+      return v1::STOP_REASON_MAX_ITERATIONS;
+    case StopReason::kPrecision:
+      return v1::STOP_REASON_PRECISION;
+    case StopReason::kNotIterated:
+      return v1::STOP_REASON_NOT_ITERATED;
+  }
+  return v1::STOP_REASON_UNSPECIFIED;
+}
+
+const char* OutcomeName(StopReason reason) {
+  switch (reason) {
+    case StopReason::kTolerance:
+      return "TOLERANCE";
+    case StopReason::kMaxIterations:
+      return "MAX_ITERATIONS";
+    case StopReason::kPrecision:
+      return "PRECISION";
+    case StopReason::kNotIterated:
+      return "NOT_ITERATED";
+  }
+  return "";
+}
+
+const char* KindName(ProblemKind kind) {
+  switch (kind) {
+    case ProblemKind::kNormalization:
+      return "normalization";
+    case ProblemKind::kDense:
+      return "dense";
+    case ProblemKind::kPointCloud:
+      return "point_cloud";
+  }
+  return "";
+}
+
+void Fill(const Convergence& in, v1::Convergence* out) {
+  out->set_iterations(in.iterations);
+  out->set_converged(in.converged);
+  out->set_marginal_error_a(in.marginal_error_a);
+  out->set_marginal_error_b(in.marginal_error_b);
+  out->set_stop_reason(ToProto(in.stop_reason));
+}
+
+bool AllFinite(const google::protobuf::RepeatedField<double>& values) {
+  double sum = 0;
+  for (double value : values) sum += value * 0;
+  return sum == 0;  // NaN if any was not finite.
+}
+
+google::protobuf::ArenaOptions InitialBlock(char* block, size_t size) {
+  google::protobuf::ArenaOptions options;
+  options.initial_block = block;
+  options.initial_block_size = size;
+  return options;
+}
+
+}  // namespace
+
+// ---- Context --------------------------------------------------------------------------------------------------------
+
+ServiceContext::ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options)
+    : backend(backend),
+      scheduler(scheduler),
+      metrics(metrics),
+      options(options),
+      device(backend->device()),
+      solve_started(metrics->calls_started.With({kSolveMethod})),
+      solve_ok_seconds(metrics->call_seconds.With({kSolveMethod, "OK"})),
+      decode_seconds(metrics->stage_seconds.With({"decode"})),
+      queue_seconds(metrics->stage_seconds.With({"queue"})),
+      solve_seconds(metrics->stage_seconds.With({"solve"})),
+      encode_seconds(metrics->stage_seconds.With({"encode"})),
+      next_incident_(absl::Uniform<uint64_t>(absl::BitGen())),
+      pool_(options.threads, /*allow_spinning=*/false) {
+  for (ProblemKind kind : {ProblemKind::kNormalization, ProblemKind::kDense, ProblemKind::kPointCloud}) {
+    SolvedMetrics* of_kind = &solved[static_cast<int>(kind)];
+    of_kind->iterations = metrics->iterations.With({KindName(kind)});
+    of_kind->marginal_error = metrics->marginal_error.With({KindName(kind)});
+    for (StopReason reason : {StopReason::kTolerance, StopReason::kMaxIterations, StopReason::kPrecision,
+                              StopReason::kNotIterated}) {
+      of_kind->outcomes[static_cast<int>(reason)] = metrics->outcomes.With({KindName(kind), OutcomeName(reason)});
+    }
+  }
+}
+
+bool ServiceContext::TrySchedule(std::function<void()> work) {
+  // Below the capacity of each of the pool's queues: a full one would run the work on the calling thread.
+  if (pending_.fetch_add(1) >= std::min<int64_t>(options.max_pending_decodes, 1000)) {
+    pending_.fetch_sub(1);
+    return false;
+  }
+  pool_.Schedule([this, work = std::move(work)] {
+    pending_.fetch_sub(1);
+    work();
+  });
+  return true;
+}
+
+void ServiceContext::DeviceLost() {
+  if (device_lost_.exchange(true)) return;
+  if (options.on_device_lost) options.on_device_lost();
+}
+
+void ServiceContext::CallFinished(grpc::StatusCode code, absl::Duration duration) {
+  Histogram* seconds = code == grpc::StatusCode::OK ? solve_ok_seconds
+                                                    : metrics->call_seconds.With({kSolveMethod, GrpcCodeName(code)});
+  seconds->Observe(absl::ToDoubleSeconds(duration));
+}
+
+Error ServiceContext::Incident(absl::string_view request_id, absl::string_view what) {
+  const std::string incident = absl::StrFormat("%016x", next_incident_.fetch_add(1));
+  Log(Severity::kError, "incident",
+      {{"incident", incident}, {"request_id", std::string(request_id)}, {"what", std::string(what)}});
+  return Internal(incident);
+}
+
+// ---- In -------------------------------------------------------------------------------------------------------------
+
+SolveCall::SolveCall(ServiceContext* context, absl::Time deadline, bool in_stream)
+    : context_(context),
+      deadline_(deadline),
+      in_stream_(in_stream),
+      arena_(InitialBlock(arena_block_, sizeof(arena_block_))) {}
+
+void SolveCall::Start(grpc::ByteBuffer* message) {
+  arrived_ = absl::Now();
+  message_.Swap(message);
+  context_->in_flight.fetch_add(1);  // Before the state is read: whoever waits for idleness first sets the state.
+  Ref();                             // Released by Finish.
+  switch (context_->state.load()) {
+    case ServiceState::kWarming:
+      return Fail(Warming());
+    case ServiceState::kStopping:
+      return Fail(Draining());
+    case ServiceState::kReady:
+    case ServiceState::kDraining:
+      break;
+  }
+  if (static_cast<int64_t>(message_.Length()) < context_->options.inline_bytes) return Process();
+  if (!context_->TrySchedule([this] { Process(); })) {
+    Fail(QueueFull(context_->scheduler->PushbackHint(), "too many large requests wait to be decoded"));
+  }
+}
+
+void SolveCall::Cancel() {
+  cancelled_.store(true);
+  // Either this sees the task, or Submit sees the flag.
+  if (const TaskId id = task_id_.load()) context_->scheduler->Cancel(id);
+}
+
+void SolveCall::Process() {
+  optional<Error> error;
+  if (cancelled_.load()) {
+    error = Cancelled("decode");
+  } else if (arrived_ >= deadline_ || absl::Now() >= deadline_) {
+    error = Expired("decode");
+  } else {
+    try {
+      error = Decode();
+    } catch (const std::bad_alloc&) {
+      error = DeviceMemory("the request could not be decoded");
+    } catch (const std::exception& exception) {
+      error = context_->Incident(request_id_, StrCat("decode: ", exception.what()));
+    }
+  }
+  if (!error.has_value()) error = CheckFeasible();
+  before_queue_ = absl::Now() - arrived_;
+  context_->decode_seconds->Observe(absl::ToDoubleSeconds(before_queue_));
+  if (error.has_value()) return Fail(*error);
+  Submit();
+}
+
+optional<Error> SolveCall::Decode() {
+  if (!message_.TrySingleSlice(&bytes_).ok() && !message_.DumpToSingleSlice(&bytes_).ok()) {
+    return InvalidField("request", "must be readable", "a broken message");
+  }
+  message_.Clear();
+  const absl::string_view bytes(reinterpret_cast<const char*>(bytes_.begin()), bytes_.size());
+  bool parsed;
+  if (in_stream_) {
+    auto* outer = google::protobuf::Arena::CreateMessage<v1::SolveStreamRequest>(&arena_);
+    parsed = DecodeWithoutTensors(bytes, outer);
+    request_ = outer->mutable_solve();
+  } else {
+    request_ = google::protobuf::Arena::CreateMessage<v1::SolveRequest>(&arena_);
+    parsed = DecodeWithoutTensors(bytes, request_);
+  }
+  if (!parsed) return InvalidField("request", "must be a message of this contract", StrCat(bytes.size(), " other bytes"));
+  if (request_->request_id().size() <= kMaxRequestIdBytes) request_id_ = request_->request_id();
+  response_ = google::protobuf::Arena::CreateMessage<v1::SolveResponse>(&arena_);
+  return Validate(bytes, *request_, context_->options.limits, &prepared_, response_);
+}
+
+// A fixed number of iterations that cannot be done in time is refused now. With a tolerance, nobody knows.
+optional<Error> SolveCall::CheckFeasible() const {
+  if (deadline_ == absl::InfiniteFuture() || prepared_.problem.solver.tolerance > 0) return nullopt;
+  const absl::Duration left = deadline_ - absl::Now();
+  const absl::Duration needed = absl::Seconds(kPredictionSlack * context_->backend->PredictedSeconds(prepared_.problem));
+  if (needed <= left) return nullopt;
+  return InfeasibleDeadline(left, needed);
+}
+
+void SolveCall::Submit() {
+  Task task;
+  task.problem = prepared_.problem;
+  task.bytes = prepared_.bytes;
+  task.deadline = deadline_;
+  task.done = [this](const TaskResult& result) { OnSolved(result); };
+  TaskId id = 0;
+  submitted_ = true;
+  Ref();  // The answer may come, and be the end of this, before Submit returns.
+  const absl::Status status = context_->scheduler->Submit(&task, &id);
+  if (!status.ok()) {
+    submitted_ = false;
+    Fail(SubmitError(status));
+  } else {
+    task_id_.store(id);
+    if (cancelled_.load()) context_->scheduler->Cancel(id);
+  }
+  Unref();
+}
+
+Error SolveCall::SubmitError(const absl::Status& status) const {
+  switch (status.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      return QueueFull(context_->scheduler->PushbackHint(), status.message());
+    case absl::StatusCode::kDeadlineExceeded:
+      return Expired("queue");
+    case absl::StatusCode::kUnavailable:
+      if (context_->state.load() == ServiceState::kStopping) return Draining();
+      context_->DeviceLost();
+      return DeviceLost(status.message());
+    default:
+      return context_->Incident(request_id_, StrCat("submit: ", status.ToString()));
+  }
+}
+
+// ---- Out ------------------------------------------------------------------------------------------------------------
+
+// On the scheduler's thread.
+void SolveCall::OnSolved(const TaskResult& result) {
+  context_->queue_seconds->Observe(absl::ToDoubleSeconds(result.timing.queue));
+  if (result.timing.launch_count > 0) context_->solve_seconds->Observe(absl::ToDoubleSeconds(result.timing.compute));
+  result_ = result;
+  if (!result.status.ok()) return Fail(SolveError(result));
+  if (prepared_.problem.count > kInlineMembers && context_->TrySchedule([this] { Encode(); })) return;
+  Encode();
+}
+
+Error SolveCall::SolveError(const TaskResult& result) {
+  const absl::Status& status = result.status;
+  const bool expired = status.code() == absl::StatusCode::kDeadlineExceeded;
+  const bool cancelled = status.code() == absl::StatusCode::kCancelled;
+  if (expired || cancelled) {
+    // gRPC cancels a call whose deadline has passed.
+    const bool late = expired || absl::Now() >= deadline_;
+    const char* cause = late ? "deadline" : "cancelled";
+    if (result.timing.launch_count > 0) {
+      context_->metrics->wasted_device_seconds.With({cause})->Add(absl::ToDoubleSeconds(result.timing.compute));
+    }
+    return late ? Expired(result.stage) : Cancelled(result.stage);
+  }
+  switch (status.code()) {
+    case absl::StatusCode::kFailedPrecondition:
+      return Diverged(status.message());
+    case absl::StatusCode::kResourceExhausted:
+      return DeviceMemory(status.message());
+    case absl::StatusCode::kUnavailable:
+      if (context_->state.load() == ServiceState::kStopping) return Draining();
+      context_->DeviceLost();
+      return DeviceLost(status.message());
+    default:
+      return context_->Incident(request_id_, StrCat("solve: ", status.ToString()));
+  }
+}
+
+void SolveCall::Encode() {
+  const absl::Time begin = absl::Now();
+  if (!IsFinite()) {
+    return Fail(Diverged("the result is not finite: the costs may be too large for this epsilon, or the masses too small; "
+                         "raise epsilon, scale the inputs, or ask for precision DOUBLE"));
+  }
+  FillResponse();
+  grpc::ByteBuffer reply = EncodeReply();
+  context_->encode_seconds->Observe(absl::ToDoubleSeconds(absl::Now() - begin));
+  Finish(nullptr, &reply);
+}
+
+// Backends say when a solve diverges; this is the last look at the numbers that every reply carries.
+bool SolveCall::IsFinite() const {
+  return std::isfinite(result_.report.convergence.marginal_error_a) &&
+         std::isfinite(result_.report.convergence.marginal_error_b) && AllFinite(response_->value()) &&
+         AllFinite(response_->value_linear());  // A bound may be infinite: it then bounds nothing.
+}
+
+void SolveCall::FillResponse() {
+  response_->set_request_id(request_id_);
+  Fill(result_.report.convergence, response_->mutable_convergence());
+  for (const Convergence& member : prepared_.members) Fill(member, response_->add_members());
+  v1::Execution* execution = response_->mutable_execution();
+  execution->set_backend(context_->device.backend);
+  execution->set_device(context_->device.name);
+  execution->set_precision(ToProto(result_.report.precision));
+  execution->set_family(result_.report.family);
+  execution->set_batch_problem_count(result_.timing.batch_problem_count);
+  execution->set_launch_count(result_.timing.launch_count);
+  execution->set_queue_seconds(absl::ToDoubleSeconds(before_queue_ + result_.timing.queue));
+  execution->set_compute_seconds(absl::ToDoubleSeconds(result_.timing.compute));
+}
+
+grpc::ByteBuffer SolveCall::EncodeReply() {
+  const std::vector<WirePiece> pieces = EncodeResponse(
+      *response_, prepared_.tensors, in_stream_ ? optional<absl::string_view>(request_id_) : nullopt);
+  size_t total = 0;
+  for (const WirePiece& piece : pieces) total += piece.head.size() + (piece.tensor ? piece.tensor->bytes : 0);
+
+  if (total <= kFlatReplyBytes) {
+    grpc::Slice flat(total);
+    char* out = reinterpret_cast<char*>(const_cast<uint8_t*>(flat.begin()));
+    for (const WirePiece& piece : pieces) {
+      std::memcpy(out, piece.head.data(), piece.head.size());
+      out += piece.head.size();
+      if (piece.tensor == nullptr) continue;
+      std::memcpy(out, prepared_.block.get() + piece.tensor->offset, piece.tensor->bytes);
+      out += piece.tensor->bytes;
+    }
+    return grpc::ByteBuffer(&flat, 1);
+  }
+
+  std::vector<grpc::Slice> slices;
+  slices.reserve(2 * pieces.size());
+  grpc::Slice block;
+  if (prepared_.block != nullptr) block = grpc::Slice(prepared_.block.release(), prepared_.block_bytes, &std::free);
+  for (const WirePiece& piece : pieces) {
+    slices.emplace_back(piece.head);
+    if (piece.tensor != nullptr) slices.push_back(block.sub(piece.tensor->offset, piece.tensor->offset + piece.tensor->bytes));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+void SolveCall::Fail(const Error& error) { Finish(&error, nullptr); }
+
+void SolveCall::Finish(const Error* error, grpc::ByteBuffer* reply) {
+  Account(error);
+  ServiceContext* context = context_;
+  Deliver(error, reply);
+  context->in_flight.fetch_sub(1);
+  Unref();
+}
+
+void SolveCall::Account(const Error* error) const {
+  Metrics* metrics = context_->metrics;
+  const Convergence& convergence = result_.report.convergence;
+  if (error == nullptr) {
+    const SolvedMetrics& solved = context_->solved[static_cast<int>(prepared_.problem.kind)];
+    solved.outcomes[static_cast<int>(convergence.stop_reason)]->Add();
+    solved.iterations->Observe(convergence.iterations);
+    solved.marginal_error->Observe(std::max(convergence.marginal_error_a, convergence.marginal_error_b));
+  } else {
+    metrics->outcomes.With({ProblemName(), error->reason})->Add();
+    const bool cancelled = error->code == absl::StatusCode::kCancelled;
+    if (cancelled || error->reason == absl::string_view("EXPIRED")) {
+      const std::string& stage = error->metadata[0].second;
+      metrics->requests_abandoned.With({stage, cancelled ? "cancelled" : "deadline"})->Add();
+    } else if (!submitted_) {
+      metrics->requests_rejected.With({error->reason})->Add();
+    }
+  }
+  if (!context_->options.log_requests) return;
+  Log(Severity::kInfo, "request",
+      {{"request_id", request_id_},
+       {"problem", ProblemName()},
+       {"outcome", error ? error->reason : OutcomeName(convergence.stop_reason)},
+       {"message", error ? error->message : ""},
+       {"seconds", StrCat(absl::ToDoubleSeconds(absl::Now() - arrived_))}});
+}
+
+const char* SolveCall::ProblemName() const {
+  if (request_ == nullptr || request_->problem_case() == v1::SolveRequest::PROBLEM_NOT_SET) return "none";
+  return KindName(prepared_.problem.kind);
+}
+
+const char* GrpcCodeName(grpc::StatusCode code) {
+  static const char* const kNames[] = {
+      "OK",           "CANCELLED",         "UNKNOWN",           "INVALID_ARGUMENT",    "DEADLINE_EXCEEDED", "NOT_FOUND",
+      "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",           "OUT_OF_RANGE",
+      "UNIMPLEMENTED", "INTERNAL",         "UNAVAILABLE",       "DATA_LOSS",           "UNAUTHENTICATED"};
+  return code >= 0 && code <= 16 ? kNames[code] : "UNKNOWN";
+}
+
+grpc::Status ToGrpcStatus(const Error& error) {
+  return grpc::Status(static_cast<grpc::StatusCode>(error.code), error.message, ToRpcStatus(error).SerializeAsString());
+}
+
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  const std::chrono::system_clock::time_point deadline = context.deadline();
+  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture() : absl::FromChrono(deadline);
+}
+
+}  // namespace sinkhorn

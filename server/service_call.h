@@ -1,0 +1,145 @@
+// One problem on its way through the server, whether it came by Solve or in a stream: decode, validate, queue, encode.
+// Private to the service.
+#ifndef SINKHORN_SERVER_SERVICE_CALL_H_
+#define SINKHORN_SERVER_SERVICE_CALL_H_
+
+#include <grpcpp/grpcpp.h>
+#include <unsupported/Eigen/CXX11/ThreadPool>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "google/protobuf/arena.h"
+#include "server/metrics.h"
+#include "server/scheduler.h"
+#include "server/service.h"
+#include "server/status.h"
+#include "server/validate.h"
+#include "sinkhorn/v1/sinkhorn.pb.h"
+
+namespace sinkhorn {
+
+constexpr char kSolveMethod[] = "sinkhorn.v1.SinkhornService/Solve";
+constexpr char kSolveStreamMethod[] = "sinkhorn.v1.SinkhornService/SolveStream";
+constexpr char kGetServerInfoMethod[] = "sinkhorn.v1.SinkhornService/GetServerInfo";
+
+// What a solved problem of one kind is counted by.
+struct SolvedMetrics {
+  Counter* outcomes[4];  // By StopReason.
+  Histogram* iterations;
+  Histogram* marginal_error;
+};
+
+// What all calls share.
+class ServiceContext {
+ public:
+  ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options);
+
+  // Runs `work` on the pool. False: too much waits for it already, and `work` was not taken.
+  bool TrySchedule(std::function<void()> work);
+  // Reports that the device is lost: once.
+  void DeviceLost();
+  bool device_lost() const { return device_lost_.load(); }
+  // Counts a finished Solve call.
+  void CallFinished(grpc::StatusCode code, absl::Duration duration);
+  // Logs a bug of ours and makes the error that refers to it.
+  Error Incident(absl::string_view request_id, absl::string_view what);
+
+  Backend* const backend;
+  Scheduler* const scheduler;
+  Metrics* const metrics;
+  const ServiceOptions options;
+  const DeviceDescription device;
+  const absl::Time started = absl::Now();
+  std::atomic<ServiceState> state{ServiceState::kWarming};
+  std::atomic<int64_t> in_flight{0};
+  Counter* const solve_started;
+  Histogram* const solve_ok_seconds;
+  Histogram* const decode_seconds;
+  Histogram* const queue_seconds;
+  Histogram* const solve_seconds;
+  Histogram* const encode_seconds;
+  SolvedMetrics solved[3];  // By ProblemKind.
+
+ private:
+  std::atomic<int64_t> pending_{0};
+  std::atomic<bool> device_lost_{false};
+  std::atomic<uint64_t> next_incident_;
+  Eigen::ThreadPool pool_;  // Last: its threads end before anything else goes.
+};
+
+// Life: whoever makes a SolveCall holds a reference; while it is worked on, the work holds another.
+class SolveCall {
+ public:
+  // `deadline`: absl::InfiniteFuture() for none.
+  SolveCall(ServiceContext* context, absl::Time deadline, bool in_stream);
+  SolveCall(const SolveCall&) = delete;
+  SolveCall& operator=(const SolveCall&) = delete;
+
+  // Takes the bytes of the message and begins. Deliver follows, possibly before this returns.
+  void Start(grpc::ByteBuffer* message);
+  // Asks that Deliver comes soon. At any time, from any thread, while the caller holds a reference.
+  void Cancel();
+
+  void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+ protected:
+  virtual ~SolveCall() = default;
+  // The outcome, exactly once. `error` null: `reply` is the encoded SolveResponse (SolveStreamResponse in a stream).
+  virtual void Deliver(const Error* error, grpc::ByteBuffer* reply) = 0;
+
+  ServiceContext* const context_;
+  const std::string& request_id() const { return request_id_; }
+
+ private:
+  void Process();  // Decode, validate, submit.
+  absl::optional<Error> Decode();
+  absl::optional<Error> CheckFeasible() const;
+  void Submit();
+  Error SubmitError(const absl::Status& status) const;
+  void OnSolved(const TaskResult& result);
+  Error SolveError(const TaskResult& result);
+  void Encode();
+  void FillResponse();
+  bool IsFinite() const;
+  grpc::ByteBuffer EncodeReply();
+  void Fail(const Error& error);
+  void Finish(const Error* error, grpc::ByteBuffer* reply);
+  void Account(const Error* error) const;
+  const char* ProblemName() const;
+
+  const absl::Time deadline_;
+  const bool in_stream_;
+  absl::Time arrived_;
+  std::atomic<int> references_{1};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<TaskId> task_id_{0};
+  bool submitted_ = false;  // The scheduler has taken it.
+
+  grpc::ByteBuffer message_;
+  grpc::Slice bytes_;  // The message in one piece: the tensors are views of it.
+  std::string request_id_;
+  Prepared prepared_;
+  TaskResult result_;
+  absl::Duration before_queue_;
+
+  char arena_block_[2048];
+  google::protobuf::Arena arena_;
+  v1::SolveRequest* request_ = nullptr;    // On the arena.
+  v1::SolveResponse* response_ = nullptr;  // On the arena; all but the tensors.
+};
+
+// "OK", "INVALID_ARGUMENT" and so on.
+const char* GrpcCodeName(grpc::StatusCode code);
+// The gRPC form of an error.
+grpc::Status ToGrpcStatus(const Error& error);
+// A gRPC deadline as absl's time.
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context);
+
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_SERVER_SERVICE_CALL_H_

@@ -1,0 +1,189 @@
+#include "server/service_stream.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+
+namespace sinkhorn {
+
+// ---- One problem of a stream ----------------------------------------------------------------------------------------
+
+class StreamCall::Item final : public SolveCall {
+ public:
+  Item(StreamCall* stream, ServiceContext* context, absl::Time deadline, int64_t bytes)
+      : SolveCall(context, deadline, /*in_stream=*/true), bytes_(bytes), stream_(stream) {
+    stream_->Ref();
+  }
+
+  int64_t bytes() const { return bytes_; }
+
+ protected:
+  void Deliver(const Error* error, grpc::ByteBuffer* reply) override {
+    if (error == nullptr) return stream_->Answer(this, reply);
+    v1::SolveStreamResponse response;
+    response.set_request_id(request_id());
+    *response.mutable_error() = ToRpcStatus(*error);
+    grpc::Slice slice(response.SerializeAsString());
+    grpc::ByteBuffer message(&slice, 1);
+    stream_->Answer(this, &message);
+  }
+
+ private:
+  ~Item() override { stream_->Unref(); }
+
+  const int64_t bytes_;
+  StreamCall* const stream_;
+};
+
+// ---- Registry -------------------------------------------------------------------------------------------------------
+
+void StreamRegistry::Add(StreamCall* stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.insert(stream);
+}
+
+void StreamRegistry::Remove(StreamCall* stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+void StreamRegistry::EndAll() {
+  absl::MutexLock lock(&mutex_);
+  for (StreamCall* stream : streams_) stream->EndIfDone();
+}
+
+// ---- The stream -----------------------------------------------------------------------------------------------------
+
+StreamCall::StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc)
+    : context_(context), registry_(registry), deadline_(DeadlineOf(*rpc)) {
+  context_->metrics->calls_started.With({kSolveStreamMethod})->Add();
+  registry_->Add(this);
+  {
+    absl::MutexLock lock(&mutex_);
+    ReadMore();
+  }
+  EndIfDone();  // The server may be stopping already.
+}
+
+void StreamCall::ReadMore() {
+  if (reading_ || half_closed_ || broken_ || finished_) return;
+  if (context_->state.load() == ServiceState::kStopping) return;
+  if (outstanding_ >= context_->options.stream_read_ahead_requests) return;
+  if (outstanding_ > 0 && outstanding_bytes_ >= context_->options.stream_read_ahead_bytes) return;
+  reading_ = true;
+  StartRead(&read_);
+}
+
+void StreamCall::OnReadDone(bool ok) {
+  grpc::ByteBuffer message;
+  Item* item = nullptr;
+  bool cancelled = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (ok) {
+      message.Swap(&read_);
+      const int64_t bytes = static_cast<int64_t>(message.Length());
+      item = new Item(this, context_, deadline_, bytes);
+      items_.insert(item);
+      ++outstanding_;
+      outstanding_bytes_ += bytes;
+      cancelled = broken_;
+      ReadMore();
+    } else {
+      half_closed_ = true;
+    }
+  }
+  if (item == nullptr) return EndIfDone();
+  if (cancelled) item->Cancel();
+  item->Start(&message);
+  item->Unref();
+}
+
+void StreamCall::Answer(Item* item, grpc::ByteBuffer* reply) {
+  {
+    absl::MutexLock lock(&mutex_);
+    items_.erase(item);
+    if (broken_) {
+      Forget(item->bytes());
+    } else {
+      replies_.push_back({});
+      replies_.back().message.Swap(reply);
+      replies_.back().request_bytes = item->bytes();
+      if (!writing_) WriteNext();
+    }
+  }
+  EndIfDone();
+}
+
+void StreamCall::WriteNext() {
+  if (replies_.empty()) return;
+  writing_ = true;
+  StartWrite(&replies_.front().message);
+}
+
+void StreamCall::Forget(int64_t request_bytes) {
+  --outstanding_;
+  outstanding_bytes_ -= request_bytes;
+}
+
+void StreamCall::OnWriteDone(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ok) broken_ = true;
+    do {
+      Forget(replies_.front().request_bytes);
+      replies_.pop_front();
+    } while (broken_ && !replies_.empty());
+    WriteNext();
+    ReadMore();
+  }
+  EndIfDone();
+}
+
+void StreamCall::OnCancel() {
+  std::vector<Item*> items;
+  {
+    absl::MutexLock lock(&mutex_);
+    broken_ = true;
+    for (Item* item : items_) {
+      item->Ref();
+      items.push_back(item);
+    }
+  }
+  for (Item* item : items) {
+    item->Cancel();
+    item->Unref();
+  }
+  EndIfDone();
+}
+
+void StreamCall::EndIfDone() {
+  const bool stopping = context_->state.load() == ServiceState::kStopping;
+  grpc::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (finished_ || writing_ || outstanding_ > 0) return;
+    if (!half_closed_ && !broken_ && !stopping) return;
+    finished_ = true;
+    if (broken_) {
+      status = ToGrpcStatus(absl::Now() >= deadline_ ? Expired("stream") : Cancelled("stream"));
+    } else if (!half_closed_) {
+      status = ToGrpcStatus(Draining());
+    }
+    Ref();
+  }
+  context_->metrics->call_seconds.With({kSolveStreamMethod, GrpcCodeName(status.error_code())})
+      ->Observe(absl::ToDoubleSeconds(absl::Now() - started_));
+  Finish(std::move(status));
+  Unref();
+}
+
+void StreamCall::OnDone() {
+  registry_->Remove(this);
+  Unref();
+}
+
+}  // namespace sinkhorn

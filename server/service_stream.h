@@ -1,0 +1,85 @@
+// SolveStream: many problems on one call, answered as they finish. Private to the service.
+#ifndef SINKHORN_SERVER_SERVICE_STREAM_H_
+#define SINKHORN_SERVER_SERVICE_STREAM_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <set>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/service_call.h"
+
+namespace sinkhorn {
+
+class StreamCall;
+
+// The open streams, so that a stopping server can end them.
+class StreamRegistry {
+ public:
+  void Add(StreamCall* stream) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(StreamCall* stream) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Each stream ends as soon as what it has read is answered. The state must be kStopping.
+  void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  absl::Mutex mutex_;
+  std::set<StreamCall*> streams_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Reads ahead of its answers by a bounded number of requests and bytes; an answer counts until it is written, so a client
+// that does not read stops being read. Lives until the RPC is done and its last problem has let go.
+class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc);
+
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDone() override;
+
+  // Ends if there is nothing left to do: also when the server is stopping.
+  void EndIfDone() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  class Item;
+  struct Reply {
+    grpc::ByteBuffer message;
+    int64_t request_bytes;
+  };
+
+  ~StreamCall() override = default;
+  void Answer(Item* item, grpc::ByteBuffer* reply) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(int64_t request_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+  ServiceContext* const context_;
+  StreamRegistry* const registry_;
+  const absl::Time deadline_;
+  const absl::Time started_ = absl::Now();
+  std::atomic<int> references_{1};
+
+  absl::Mutex mutex_;
+  grpc::ByteBuffer read_;                                   // gRPC's while reading_.
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;        // The client sends no more.
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;            // The front of replies_.
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;             // Nobody receives replies any more.
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t outstanding_ ABSL_GUARDED_BY(mutex_) = 0;         // Requests read and not answered.
+  int64_t outstanding_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<Item*> items_ ABSL_GUARDED_BY(mutex_);           // Requests without a reply.
+  std::deque<Reply> replies_ ABSL_GUARDED_BY(mutex_);       // Replies not written.
+};
+
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_SERVER_SERVICE_STREAM_H_
