@@ -3,7 +3,10 @@
 // Near the solution alternating updates are a linear block iteration with rate s^2 (s: second singular value of the scaled plan),
 // and over-relaxing both half steps by w is successive over-relaxation: its rate r obeys (r + w - 1)^2 = r w^2 s^2, and
 // w = 2 / (1 + sqrt(1 - s^2)) is best (Young 1971; for Sinkhorn: Lehmann, von Renesse, Sambale & Uschmajew 2022).
-// s^2 is read off the residuals of past iterations and improved as slower modes show.
+//
+// The rate is read off blocks of residuals (their geometric means: above the best w residuals oscillate), s follows from it, and w
+// goes towards what s asks for, since slower modes only show when faster ones are gone. Blocks in which the residual grows take w
+// back.
 #ifndef SINKHORN_KERNELS_CPU_RELAXATION_H_
 #define SINKHORN_KERNELS_CPU_RELAXATION_H_
 
@@ -18,30 +21,24 @@ class Relaxation {
  public:
   explicit Relaxation(bool enabled) : enabled_(enabled) {}
 
-  // The factor of the next iteration.
-  double weight() const { return weight_; }
-
-  // Tells the residual before each iteration; adapts the weight.
+  // Tells the residual before each iteration, in units of the total mass; adapts the factor.
   void Observe(double error) {
-    if (!enabled_) return;
-    ++since_change_;
-    if (!(error < kGrowth * best_since_change_)) return Retreat(error);
-    best_since_change_ = std::min(best_since_change_, error);
-    if (since_change_ == kSettle) reference_ = error;
-    if (since_change_ < kSettle + window_) return;
-    const double rate = std::pow(error / reference_, 1.0 / window_);
-    if (error < kLinearError && rate < 1 && rate > weight_ - 1 + kMargin) {
-      const double s2 = std::min((rate + weight_ - 1) * (rate + weight_ - 1) / (rate * weight_ * weight_), s2_max_);
-      const double wanted = 2 / (1 + std::sqrt(1 - s2));
-      if (wanted > weight_ + kMargin * (2 - weight_)) return Change(wanted, error);
-    }
-    // Measure again from here.
-    reference_ = error;
-    since_change_ = kSettle;
+    if (!enabled_ || !(error > 0)) return;
+    log_sum_ += std::log(error);
+    if (++count_ < Block()) return;
+    const double mean = log_sum_ / count_;
+    const double rate = std::exp((mean - previous_mean_) / count_);
+    const bool comparable = settled_ > 1;  // The first block after a change shows the change.
+    previous_mean_ = mean;
+    log_sum_ = 0;
+    count_ = 0;
+    ++settled_;
+    if (comparable) Adapt(rate, error);
   }
 
-  // One plain iteration: the columns are exact after it.
+  // Asks for one plain iteration: the columns are exact after it.
   void Plain() { plain_ = true; }
+  // The factor of the next iteration.
   double TakeWeight() {
     const double weight = plain_ ? 1 : weight_;
     plain_ = false;
@@ -49,35 +46,36 @@ class Relaxation {
   }
 
  private:
-  static constexpr int kSettle = 6;            // Iterations until a new weight shows its rate.
-  static constexpr double kGrowth = 4;         // A residual grown by this much: step back.
-  static constexpr double kLinearError = 0.2;  // Units of mass: further out the rate says nothing.
-  static constexpr double kMargin = 0.02;
+  static constexpr double kLinearError = 0.5;  // Further out the rate says nothing.
+  static constexpr double kMargin = 0.1;       // Of 2 - w: rates this close to w - 1 are as good as they get.
+  static constexpr double kStep = 0.4;         // 2 - w shrinks by this much at a time.
 
-  void Change(double weight, double error) {
+  // The slower the rate, the longer it takes to see it.
+  int Block() const { return 5 + std::min(static_cast<int>(1 / (2 - weight_)), 60); }
+
+  void Adapt(double rate, double error) {
+    if (rate >= 1) {
+      if (weight_ == 1) return;
+      ceiling_ = std::max(1.0, 2 - 2 * (2 - weight_));
+      return Change(ceiling_);
+    }
+    ceiling_ = 2 - 0.8 * (2 - ceiling_);
+    if (error > kLinearError || rate < weight_ - 1 + kMargin * (2 - weight_)) return;
+    const double sum = rate + weight_ - 1;
+    const double s2 = std::min(sum * sum / (rate * weight_ * weight_), 1 - 1e-9);
+    const double wanted = std::min({2 / (1 + std::sqrt(1 - s2)), ceiling_, 2 - kStep * (2 - weight_)});
+    if (wanted > 2 - (1 - kMargin) * (2 - weight_)) Change(wanted);
+  }
+  void Change(double weight) {
     weight_ = weight;
-    // The slower the rate, the longer it takes to see it.
-    window_ = std::min(8 + static_cast<int>(2 / (2 - weight)), 100);
-    since_change_ = 0;
-    best_since_change_ = error;
-    reference_ = error;
-  }
-  void Retreat(double error) {
-    s2_max_ = std::max(0.25, 1 - 4 * (1 - std::min(s2_max_, S2Of(weight_))));
-    Change(1, error);
-  }
-  static double S2Of(double weight) {
-    const double root = 2 / weight - 1;
-    return 1 - root * root;
+    settled_ = 0;
   }
 
-  bool enabled_;
+  const bool enabled_;
   bool plain_ = false;
-  double weight_ = 1;
-  double s2_max_ = 1 - 1e-9;
-  int window_ = 6;
-  int64_t since_change_ = 0;
-  double best_since_change_ = INFINITY, reference_ = INFINITY;
+  double weight_ = 1, ceiling_ = 2 - 1e-4;
+  double log_sum_ = 0, previous_mean_ = 0;
+  int count_ = 0, settled_ = 0;
 };
 
 }  // namespace cpu

@@ -310,7 +310,7 @@ void TransportEngine<TE, T>::EndSweep() {
     convergence_.marginal_error_a = error[0];
     convergence_.marginal_error_b = error[1];
     const double worst = std::max(error[0], error[1]);
-    relaxation_.Observe(worst);
+    relaxation_.Observe(worst / total_mass(0));
     if (solver_.tolerance > 0) {
       if (worst <= solver_.tolerance) {
         if (symmetric() || previous_relax_ == 1) {

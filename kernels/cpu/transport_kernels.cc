@@ -280,7 +280,8 @@ double BalancedRows(const double* sums, const T* u, const T* mass, bool keep, T*
     const auto s = hn::LoadU(d, sums + r);
     const auto old = hn::LoadU(dt, u + r);
     const auto m = hn::LoadU(dt, mass + r);
-    const auto inverse = Convert(dt, hn::Div(one, s));
+    // Rows that only pad have no sum.
+    const auto inverse = Convert(dt, hn::Div(one, hn::IfThenElse(hn::Gt(s, hn::Zero(d)), s, one)));
     const auto w = keep ? old : inverse;
     hn::StoreU(inverse, dt, next + r);
     hn::StoreU(hn::IfThenElseZero(hn::Gt(m, hn::Zero(dt)), hn::Mul(m, w)), dt, weight + r);
