@@ -1,0 +1,118 @@
+// The backend's threads: a ragged batch has the same bits on any number of threads and in any slices, and dropping solves half-way is
+// safe. Run under TSan too; what the answers are worth is tests/conformance's business.
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace sinkhorn {
+namespace {
+
+// A point-cloud problem with its memory.
+struct Clouds {
+  std::vector<float> x, y, f, g, gradient;
+  double value = 0;
+  Problem problem;
+
+  Clouds(int64_t count, int64_t n, int64_t m, int64_t dim, uint32_t seed)
+      : x(count * n * dim), y(count * m * dim), f(count * n), g(count * m), gradient(count * n * dim) {
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<float> uniform(0, 1);
+    for (float& v : x) v = uniform(random);
+    for (float& v : y) v = uniform(random);
+    problem.kind = ProblemKind::kPointCloud;
+    problem.count = count;
+    problem.n = n;
+    problem.m = m;
+    problem.dim = dim;
+    problem.transport.x = {DType::kFloat32, x.data(), false};
+    problem.transport.y = {DType::kFloat32, y.data(), false};
+    problem.solver.epsilon = 0.02;
+    problem.solver.max_iterations = 20;
+    problem.solver.tolerance = seed % 2 == 0 ? 0 : 1e-3;
+    problem.outputs.f = {DType::kFloat32, f.data()};
+    problem.outputs.g = {DType::kFloat32, g.data()};
+    problem.outputs.gradient_x = {DType::kFloat32, gradient.data()};
+  }
+};
+
+std::vector<std::unique_ptr<Clouds>> RaggedBatch() {
+  std::vector<std::unique_ptr<Clouds>> batch;
+  uint32_t seed = 1;
+  for (int64_t n : {1, 7, 64, 513}) {
+    for (int64_t m : {3, 200, 450}) {
+      batch.push_back(std::make_unique<Clouds>(1 + seed % 3, n, m, 1 + seed % 5, seed));
+      ++seed;
+    }
+  }
+  return batch;
+}
+
+void SolveAll(Backend& backend, const std::vector<std::unique_ptr<Clouds>>& batch, double slice_seconds) {
+  std::vector<std::unique_ptr<Solve>> solves;
+  for (const auto& clouds : batch) solves.push_back(backend.Admit(clouds->problem).value());
+  for (;;) {
+    std::vector<Solve*> active;
+    for (const auto& solve : solves) {
+      if (!solve->done()) active.push_back(solve.get());
+    }
+    if (active.empty()) break;
+    ASSERT_TRUE(backend.Advance(0, active, slice_seconds).ok());
+  }
+  for (const auto& solve : solves) EXPECT_TRUE(solve->status().ok()) << solve->status();
+}
+
+TEST(CpuBackendTest, SameBitsOnAnyNumberOfThreadsInAnySlices) {
+  const auto expected = RaggedBatch();
+  SolveAll(*MakeCpuBackend({/*threads=*/1}), expected, 1.0);
+  for (int threads : {2, 4}) {
+    for (double slice_seconds : {1e-5, 1e-3, 1.0}) {
+      const auto actual = RaggedBatch();
+      SolveAll(*MakeCpuBackend({threads}), actual, slice_seconds);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_EQ(actual[i]->f, expected[i]->f) << "problem " << i << ", " << threads << " threads";
+        EXPECT_EQ(actual[i]->g, expected[i]->g) << "problem " << i << ", " << threads << " threads";
+        EXPECT_EQ(actual[i]->gradient, expected[i]->gradient) << "problem " << i << ", " << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST(CpuBackendTest, UnfinishedSolvesMayBeDropped) {
+  const auto backend = MakeCpuBackend({/*threads=*/4});
+  for (uint32_t seed = 1; seed < 20; ++seed) {
+    Clouds kept(1, 100, 100, 3, seed), dropped(1, 700, 600, 3, seed);
+    dropped.problem.solver.max_iterations = 100000;
+    dropped.problem.solver.tolerance = 0;
+    auto a = backend->Admit(kept.problem).value();
+    auto b = backend->Admit(dropped.problem).value();
+    Solve* both[] = {a.get(), b.get()};
+    ASSERT_TRUE(backend->Advance(0, both, 1e-4).ok());
+    EXPECT_FALSE(b->done());
+    b.reset();
+    while (!a->done()) ASSERT_TRUE(backend->Advance(0, absl::MakeConstSpan(both, 1), 1e-4).ok());
+    EXPECT_TRUE(a->status().ok());
+  }
+}
+
+// Memory of large blocks is used again while others still hold theirs: no answer may show it.
+TEST(CpuBackendTest, LargeProblemsReuseMemoryWithoutTraces) {
+  const auto backend = MakeCpuBackend({/*threads=*/2});
+  std::vector<float> first;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<Clouds>> batch;
+    batch.push_back(std::make_unique<Clouds>(1, 600, 600, 2, 2));
+    if (round == 1) batch.push_back(std::make_unique<Clouds>(1, 650, 640, 2, 4));
+    SolveAll(*backend, batch, 1e-3);
+    if (round == 0) first = batch[0]->f;
+    EXPECT_EQ(batch[0]->f, first);
+  }
+}
+
+}  // namespace
+}  // namespace sinkhorn
