@@ -104,6 +104,7 @@ def colour_problem(x: Array, y: Array) -> Problem[TransportResult]:
         epsilon=EPSILON,
         reach_a=REACH,
         reach_b=REACH,
+        tolerance=1e-4,
         outputs=["value", "potentials", "projection"],
     )
 
