@@ -115,6 +115,8 @@ void Scheduler::Impl::RunLane(int lane_index) {
   }
 }
 
+// Sleeps at once, without spinning first: waking costs about 2 us (two KVM cores, a futex), far less than a spin that
+// covers the gap between two requests would take from the other threads.
 void Scheduler::Impl::WaitForRing(const Round& round) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto rung = [&] { return rings_ != round.rings; };

@@ -62,6 +62,7 @@ struct SchedulerOptions {
 struct TaskTiming {
   absl::Duration queue;             // From Submit to the first launch; never launched: to the end.
   absl::Duration compute;           // From the first launch to the end.
+  absl::Duration lane_time;         // Its share of its launches' time, by predicted work: shares add up to the time.
   int64_t batch_problem_count = 0;  // Largest number of members that shared a launch with it, its own included.
   int64_t launch_count = 0;
 };

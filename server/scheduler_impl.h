@@ -31,18 +31,18 @@ namespace sinkhorn {
 // millisecond's worth is taken to be as predicted.
 class Calibration {
  public:
-  void Add(double busy_seconds, double predicted_seconds) {
-    busy_ += busy_seconds;
+  void Add(double real_seconds, double predicted_seconds) {
+    real_ += real_seconds;
     predicted_ += predicted_seconds;
-    if (std::max(busy_, predicted_) < 1.0) return;
-    busy_ /= 2;
+    if (std::max(real_, predicted_) < 1.0) return;
+    real_ /= 2;
     predicted_ /= 2;
   }
-  double ratio() const { return (busy_ + kPrior) / (predicted_ + kPrior); }
+  double ratio() const { return (real_ + kPrior) / (predicted_ + kPrior); }
 
  private:
   static constexpr double kPrior = 1e-3;
-  double busy_ = 0, predicted_ = 0;
+  double real_ = 0, predicted_ = 0;
 };
 
 class Scheduler::Impl {
@@ -104,7 +104,7 @@ class Scheduler::Impl {
   // std::mutex rather than absl::Mutex: the packaged abseil is not built for TSan, which would see false races.
   mutable std::mutex mutex_;
   std::condition_variable bell_;   // Idle lanes wait for `rings_` to change.
-  std::condition_variable empty_;  // AwaitEmpty waits for Empty().
+  std::condition_variable empty_;  // AwaitEmpty waits for the last task.
   uint64_t rings_ ABSL_GUARDED_BY(mutex_) = 0;
   int sleepers_ ABSL_GUARDED_BY(mutex_) = 0;
 

@@ -33,7 +33,6 @@ struct ScheduledTask {
   // Of a resident; its lane's thread alone touches these.
   std::unique_ptr<Solve> solve;
   absl::Time first_launch;
-  double busy_seconds = 0;  // Its share of its lane's time.
   TaskResult result;
 };
 using ScheduledTaskPtr = std::unique_ptr<ScheduledTask>;

@@ -23,6 +23,9 @@ absl::Status EndReason(const ScheduledTask& task, absl::Time now) {
                                                                           : "the deadline passed while running");
 }
 
+// A task's part in what its launch costs; > 0.
+double Weight(const ScheduledTask& task) { return static_cast<double>(task.predicted_ns) + 1; }
+
 }  // namespace
 
 Scheduler::Impl::Round Scheduler::Impl::RunRound(int lane_index) {
@@ -156,13 +159,13 @@ void Scheduler::Impl::Admit(Lane* lane, Tasks* entering) {
 void Scheduler::Impl::Advance(Lane* lane) {
   if (lane->residents.empty()) return;
   const absl::Time start = clock_->Now();
-  double predicted_ns = 0;
+  double weights = 0;
   lane->solves.clear();
   for (ScheduledTaskPtr& task : lane->residents) {
     TaskTiming& timing = task->result.timing;
     if (timing.launch_count++ == 0) task->first_launch = start;
     timing.batch_problem_count = std::max(timing.batch_problem_count, lane->problems);
-    predicted_ns += static_cast<double>(task->predicted_ns);
+    weights += Weight(*task);
     lane->solves.push_back(task->solve.get());
   }
   RoundInfo info;
@@ -176,7 +179,7 @@ void Scheduler::Impl::Advance(Lane* lane) {
   info.seconds = absl::ToDoubleSeconds(end - start);
   Tasks ended;
   for (ScheduledTaskPtr& task : lane->residents) {
-    if (predicted_ns > 0) task->busy_seconds += info.seconds * static_cast<double>(task->predicted_ns) / predicted_ns;
+    task->result.timing.lane_time += (end - start) * (Weight(*task) / weights);
     if (!status.ok()) {
       task->result.status = absl::Status(status.code(), status.message());
     } else if (task->solve->done()) {
@@ -218,7 +221,8 @@ void Scheduler::Impl::HandOver(Lane* lane, Tasks* ended) {
       tasks_.erase(task->id);
       bytes_ -= task->task.bytes;
       if (task->result.status.ok()) {
-        calibration_.Add(task->busy_seconds, static_cast<double>(task->predicted_ns) * 1e-9);
+        calibration_.Add(absl::ToDoubleSeconds(task->result.timing.lane_time),
+                         static_cast<double>(task->predicted_ns) * 1e-9);
       }
       if (!task->has_room) continue;
       lane->problems -= task->task.problem.count;
