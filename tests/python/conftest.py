@@ -42,8 +42,8 @@ def binary():
 
 
 @contextlib.contextmanager
-def running_server(folder, *flags):
-    """A server with these flags, ready; its log goes into `folder`. Killed at the end."""
+def running_server(folder, *flags, credentials=None):
+    """A server with these flags, ready; its log goes into `folder`. Killed at the end. `credentials` are for TLS."""
     ports, log = folder / "ports", folder / "log"
     command = [binary(), "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}", *flags]
     with open(log, "wb") as output:
@@ -53,8 +53,8 @@ def running_server(folder, *flags):
         while not (ports.exists() and len(ports.read_text().split()) == 2):
             assert process.poll() is None and time.monotonic() < deadline, f"{command} is not ready:\n{log.read_text()}"
             time.sleep(0.02)
-        target = f"127.0.0.1:{ports.read_text().split()[0]}"
-        with Client(target) as client:
+        target = f"{'localhost' if credentials else '127.0.0.1'}:{ports.read_text().split()[0]}"
+        with Client(target, credentials=credentials) as client:
             client.wait_until_ready(10)
         yield Server(target, process)
     finally:
@@ -81,4 +81,4 @@ def client(server):
 def start_server(tmp_path):
     """Starts a server with flags of the test's own."""
     with contextlib.ExitStack() as stack:
-        yield lambda *flags: stack.enter_context(running_server(tmp_path, *flags))
+        yield lambda *flags, **options: stack.enter_context(running_server(tmp_path, *flags, **options))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import grpc
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -234,7 +235,7 @@ def test_a_deadline_ends_the_work(client):
 
 
 async def test_a_full_queue_tells_when_to_come_back(start_server):
-    """One is solved, one waits, the others are refused; and with the client's retries all are answered in the end."""
+    """At least the first is taken, as many more as find the queue empty. With the client's retries all are answered."""
     busy = start_server("--max_queue_requests=1", "--max_batch_problems=1")
     x = np.random.default_rng(0).random((2000, 3)).astype(np.float32)
     options = dict(epsilon=0.01, max_iterations=30, tolerance=0.0, **SQUARED)
@@ -242,10 +243,10 @@ async def test_a_full_queue_tells_when_to_come_back(start_server):
         calls = [client.point_cloud(x, x, **options) for _ in range(8)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
-    assert 1 <= len(refused) <= 6
+    assert 1 <= len(refused) <= 7
     assert all(type(error) is sc.QueueFull and error.retry_after > 0 for error in refused)
     async with AsyncClient(busy.target) as client:
-        await asyncio.gather(*(client.point_cloud(x, x, **options) for _ in range(4)))
+        await asyncio.gather(*(client.point_cloud(x, x, **options) for _ in range(3)))
 
 
 def test_a_server_that_dies(start_server):
@@ -256,6 +257,31 @@ def test_a_server_that_dies(start_server):
         doomed.process.wait()
         with pytest.raises(sc.Unavailable):
             client.normalize(X, timeout=20)
+
+
+async def test_tls_with_client_certificates(start_server, tmp_path):
+    """Both sides show a certificate; without one, or in plain text, there is no answer."""
+    for name in ("server", "client"):
+        subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        files = ["-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.crt"]
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *files]
+        subprocess.run(command, check=True, capture_output=True)
+    root, key, certificate = ((tmp_path / name).read_bytes() for name in ("server.crt", "client.key", "client.crt"))
+    credentials = grpc.ssl_channel_credentials(root, key, certificate)
+    secure = start_server(
+        f"--tls_cert={tmp_path / 'server.crt'}",
+        f"--tls_key={tmp_path / 'server.key'}",
+        f"--tls_client_ca={tmp_path / 'client.crt'}",
+        credentials=credentials,
+    )
+    problem, cloud = cloud_problem(0)
+    with Client(secure.target, credentials=credentials) as client:
+        assert_solves(client.solve(problem), cloud)
+    async with AsyncClient(secure.target, credentials=credentials) as client:
+        assert_solves(await client.solve(problem), cloud)
+    for wrong in (None, grpc.ssl_channel_credentials(root)):
+        with Client(secure.target, credentials=wrong) as client, pytest.raises(sc.SinkhornError):
+            client.transport(X, epsilon=1, timeout=5)
 
 
 # ---- The demo -----------------------------------------------------------------------------------
