@@ -129,7 +129,8 @@ std::string Summary(const v1::SolveRequest& request, const v1::SolveResponse& re
     AppendLine(absl::StrCat("  member ", i), ConvergenceText(response.members(i)), &out);
   }
   AppendLine("execution", ExecutionText(response.execution()), &out);
-  AppendLine("round trip", Milliseconds(absl::ToDoubleSeconds(round_trip)), &out);
+  AppendLine("round trip", absl::StrCat(Milliseconds(absl::ToDoubleSeconds(round_trip)), ", connecting included"),
+             &out);
   for (const auto& [name, tensor] : Tensors(response)) {
     const auto file = saved.find(name);
     const absl::StatusOr<int64_t> count = ElementCount(*tensor);

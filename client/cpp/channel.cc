@@ -18,7 +18,7 @@ std::string ServiceConfig(int max_attempts) {
   std::string retry;
   if (max_attempts > 1) {
     retry = absl::StrCat(R"(, "retryPolicy": {"maxAttempts": )", max_attempts,
-                         R"(, "initialBackoff": "0.05s", "maxBackoff": "2s", "backoffMultiplier": 2,)"
+                         R"(, "initialBackoff": "0.1s", "maxBackoff": "5s", "backoffMultiplier": 2,)"
                          R"( "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]})");
   }
   return absl::StrCat(R"({"loadBalancingConfig": [{"round_robin": {}}],)"
@@ -38,11 +38,13 @@ grpc::ChannelArguments Arguments(const ClientOptions& options) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(absl::ToInt64Milliseconds(options.keepalive_time)));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.keepalive_timeout)));
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // Or it stops after two, in the midst of a long solve.
   // gRPC's defaults, 1 s growing to 2 minutes, would find a restarted server late.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.private_connections);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, options.use_http_proxy);
+  arguments.SetUserAgentPrefix("sinkhorn-client-cpp");
   if (options.tls && !options.tls->server_name.empty()) {
     arguments.SetSslTargetNameOverride(options.tls->server_name);
   }

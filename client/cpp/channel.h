@@ -25,10 +25,11 @@ struct TlsOptions {
 struct ClientOptions {
   // Attempts of a call that fails with UNAVAILABLE or RESOURCE_EXHAUSTED, the first included; 1: no retries. The
   // server's pushback, where it sends one, sets the wait. In [1, 5].
-  int max_attempts = 4;
+  int max_attempts = 5;
   // Largest message either way, and the bytes of a channel's requests that are kept for retries. Below 2^31.
   int64_t max_message_bytes = (int64_t{1} << 31) - 1;
   // After a silence of `keepalive_time` during a call the connection is probed, and given up `keepalive_timeout` later.
+  // The server closes connections that are probed more often than every 10 s.
   absl::Duration keepalive_time = absl::Seconds(60);
   absl::Duration keepalive_timeout = absl::Seconds(20);
   // A call waits for a connection (until its deadline) instead of failing while there is none.

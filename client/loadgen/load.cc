@@ -257,7 +257,7 @@ class Worker {
     stats.outside.Record(end - call->begin - queue - transfer - compute);
     stats.batch.Record(execution.batch_problem_count());
     stats.problems += shared_.options.mix[call->entry].problem_count();
-    stats.not_converged += !response.convergence().converged();
+    stats.iteration_limit += response.convergence().stop_reason() == v1::STOP_REASON_MAX_ITERATIONS;
     stats.iterations += response.convergence().iterations();
   }
 
@@ -319,7 +319,7 @@ void LoadStats::Merge(const LoadStats& other) {
   outside.Merge(other.outside);
   batch.Merge(other.batch);
   problems += other.problems;
-  not_converged += other.not_converged;
+  iteration_limit += other.iteration_limit;
   iterations += other.iterations;
   for (const auto& [name, count] : other.errors) errors[name] += count;
 }

@@ -45,11 +45,11 @@ struct LoadOptions {
 // One entry of the mix, or all of them. Times in ns.
 struct LoadStats {
   Histogram latency;
-  Histogram queue, transfer, compute;  // As the server says (`execution`).
-  Histogram outside;                   // The rest: network, encoding, both ends' threads.
-  Histogram batch;                     // `batch_problem_count`.
-  int64_t problems = 0;                // Members of answered requests.
-  int64_t not_converged = 0;
+  Histogram queue, transfer, compute;     // As the server says (`execution`).
+  Histogram outside;                      // The rest: network, encoding, both ends' threads.
+  Histogram batch;                        // `batch_problem_count`.
+  int64_t problems = 0;                   // Members of answered requests.
+  int64_t iteration_limit = 0;            // Answers that stopped there rather than at a tolerance.
   int64_t iterations = 0;                 // Summed over the answers.
   std::map<std::string, int64_t> errors;  // "CODE" or "CODE/REASON" to count.
 

@@ -78,7 +78,7 @@ std::string StatsJson(const LoadStats& stats, double seconds) {
       absl::StrCat("\"problems\": ", stats.problems),
       absl::StrFormat("\"requests_per_second\": %.6g", PerSecond(stats.latency.count(), seconds)),
       absl::StrFormat("\"problems_per_second\": %.6g", PerSecond(stats.problems, seconds)),
-      absl::StrCat("\"not_converged\": ", stats.not_converged),
+      absl::StrCat("\"iteration_limit\": ", stats.iteration_limit),
       absl::StrCat("\"iterations\": ", stats.iterations),
       absl::StrCat("\"latency_seconds\": ", HistogramJson(stats.latency, 1e-9)),
   };
@@ -106,8 +106,8 @@ std::string LoadText(const LoadOptions& options, const LoadResult& result) {
   }
   if (options.mix.size() > 1) AppendStats("all", result.all, result.seconds, &out);
   const double calls = static_cast<double>(std::max<int64_t>(1, result.call_count));
-  absl::StrAppendFormat(&out, "\nanswered %d, not converged %d; errors: %s\n", result.all.latency.count(),
-                        result.all.not_converged, ErrorText(result));
+  absl::StrAppendFormat(&out, "\nanswered %d, %d of them at the iteration limit; errors: %s\n",
+                        result.all.latency.count(), result.all.iteration_limit, ErrorText(result));
   if (options.verify) absl::StrAppendFormat(&out, "verified: %d wrong answers\n", result.wrong_count);
   for (const std::string& wrong : result.wrong) absl::StrAppend(&out, "  ", wrong, "\n");
   absl::StrAppendFormat(&out, "generator: %.1f us of CPU per request", 1e6 * result.cpu_seconds / calls);

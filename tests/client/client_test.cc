@@ -107,7 +107,7 @@ TEST(ClientTest, GivesUpAfterTheLastAttempt) {
   const absl::Status status = Connect(server.target())->Solve(Request("stubborn"), Soon()).status();
 
   EXPECT_EQ(GetErrorDetails(status).reason, "DRAINING");
-  EXPECT_EQ(server.solve_count(), 4);
+  EXPECT_EQ(server.solve_count(), 5);
 }
 
 TEST(ClientTest, ThePushbackSetsTheWait) {

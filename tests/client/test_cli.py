@@ -415,7 +415,7 @@ def test_the_server_refuses(cli):
     error = json.loads(done.stdout)["error"]
     assert done.returncode == REFUSED
     assert error["code"] == "INVALID_ARGUMENT" and error["reason"] == "INVALID_FIELD"
-    assert error["fields"][0]["field"] == "dense.cost"
+    assert error["fields"][0]["field"] == "dense.cost.data"
 
 
 def test_no_server(cli):
@@ -486,3 +486,21 @@ def test_open_loop_answers_are_right(cli):
     assert result["wrong_count"] == 0, result["wrong"]
     assert result["all"]["errors"] == {} and result["not_sent"] == 0
     assert 100 < result["all"]["requests"] < 300
+
+
+# ---- C++ example --------------------------------------------------------------------------------
+
+
+def test_the_cpp_example(cli):
+    command = [program("SINKHORN_CPP_EXAMPLE", "client/cpp/example"), cli.target]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    x, y = np.array([[0, 0], [1, 0], [0, 1]]), np.array([[2, 2], [3, 2], [2, 3], [3, 3]])
+    plan, value = transport(squared_distances(x, y), np.full(3, 1 / 3), np.full(4, 1 / 4), 0.05, 20000)
+    gradient = 2 * (x / 3 - plan @ y)
+    lines = done.stdout.splitlines()
+    assert done.returncode == OK, done.stdout
+    assert float(lines[0].split()[1].strip(",")) == pytest.approx(value, rel=1e-4)
+    for line, row in zip(lines[1:], gradient, strict=True):
+        shown = [float(word) for word in line[line.index("(") + 1 : -1].split(",")]
+        np.testing.assert_allclose(shown, row, atol=1e-3)
