@@ -32,11 +32,11 @@ void PrimalBound::Start() {
 }
 
 void PrimalBound::RunChunk(int64_t chunk, Scratch* scratch) {
-  const int64_t size = cost_.size(side()), stride = cost_.stride(side());
+  const int64_t size = cost_.size(side()), block = cost_.block_size(side());
   double* density = static_cast<double*>(
-      scratch->Get((2 * kRowBlock * stride + cost_.WorkspaceSize(side())) * sizeof(double)));
-  double* e = density + kRowBlock * stride;
-  double* workspace = e + kRowBlock * stride;
+      scratch->Get((2 * block + cost_.WorkspaceSize(side())) * sizeof(double)));
+  double* e = density + block;
+  double* workspace = e + block;
   const int64_t end = std::min((chunk + 1) * chunk_blocks_ * kRowBlock, size);
   for (int64_t row = chunk * chunk_blocks_ * kRowBlock; row < end; row += kRowBlock) {
     int64_t rows[kRowBlock];
@@ -46,7 +46,7 @@ void PrimalBound::RunChunk(int64_t chunk, Scratch* scratch) {
       terms[r] = rows[r] < 0 ? kVoid : term_[side()][rows[r]];
     }
     cost_.Densities(side(), rows, epsilon_, terms, term_[1 - side()].data(), weight_[1 - side()].data(), density,
-                    stride, sums, workspace);
+                    sums, workspace);
     for (int r = 0; r < kRowBlock; ++r) {
       if (rows[r] >= 0) sums_[side()][rows[r]] = weight_[side()][rows[r]] * sums[r];
     }
@@ -55,14 +55,14 @@ void PrimalBound::RunChunk(int64_t chunk, Scratch* scratch) {
 }
 
 double PrimalBound::Objective(const int64_t* rows, const double* density, double* e, double* workspace) const {
-  const int64_t columns = cost_.size(1), stride = cost_.stride(0);
+  const int64_t columns = cost_.size(1);
   const double zero_rows[kRowBlock] = {};
   const Buffer<double> zero_columns = [&] {
     Buffer<double> buffer;
-    buffer.Resize(stride);
+    buffer.Resize(cost_.padded(1));
     return buffer;
   }();
-  cost_.Exponents(0, rows, epsilon_, zero_rows, zero_columns.data(), e, stride, workspace);
+  cost_.Exponents(0, rows, epsilon_, zero_rows, zero_columns.data(), e, workspace);
   double sum = 0;
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;
@@ -70,9 +70,9 @@ double PrimalBound::Objective(const int64_t* rows, const double* density, double
     const double lack = lack_total_ > 0 ? lack_[0][rows[r]] / lack_total_ : 0;
     for (int64_t j = 0; j < columns; ++j) {
       const double product = a * (*mass_[1])[j];
-      const double q = weight_[0][rows[r]] * density[r * stride + j] * weight_[1][j] + lack * lack_[1][j];
+      const double q = weight_[0][rows[r]] * density[BlockIndex(r, j)] * weight_[1][j] + lack * lack_[1][j];
       const double cost =
-          cost_.shift(0)[rows[r]] + cost_.shift(1)[j] - e[r * stride + j] * epsilon_ / kLog2E;
+          cost_.shift(0)[rows[r]] + cost_.shift(1)[j] - e[BlockIndex(r, j)] * epsilon_ / kLog2E;
       sum += epsilon_ * (product - q);
       if (q > 0) sum += q * (cost + epsilon_ * std::log(q / product));
     }

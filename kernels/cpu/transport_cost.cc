@@ -110,61 +110,56 @@ void CostSource<TE, T>::LoadPoints(int side, const int64_t* rows, double epsilon
   }
 }
 
-// Costs of rows (side 0) or columns (side 1) of C, one per row of `out`.
+// Costs of rows (side 0) or columns (side 1) of C, one per row of `out` [kRowBlock, padded], row-major.
 template <typename TE, typename T>
-void CostSource<TE, T>::LoadCosts(int side, const int64_t* rows, TE* out, int64_t stride) const {
-  const int64_t n = size_[0], m = size_[1];
+void CostSource<TE, T>::LoadCosts(int side, const int64_t* rows, TE* out) const {
+  const int64_t n = size_[0], m = size_[1], columns = padded(1 - side);
   for (int r = 0; r < kRowBlock; ++r) {
-    TE* row = out + r * stride;
-    std::fill(row + size_[1 - side], row + padded(1 - side), TE(0));
-    if (rows[r] < 0) {
-      std::fill(row, row + size_[1 - side], TE(0));
-    } else if (side == 0) {
-      LoadRow(cost_.dtype, cost_.data, cost_offset_ + rows[r] * m, m, row);
-    }
+    TE* row = out + r * columns;
+    std::fill(rows[r] < 0 ? row : row + size_[1 - side], row + columns, TE(0));
+    if (side == 0 && rows[r] >= 0) LoadRow(cost_.dtype, cost_.data, cost_offset_ + rows[r] * m, m, row);
   }
   if (side == 0) return;
   for (int64_t i = 0; i < n; ++i) {  // Neighbouring columns share the row's cache line.
     for (int r = 0; r < kRowBlock; ++r) {
-      if (rows[r] >= 0) LoadRow(cost_.dtype, cost_.data, cost_offset_ + i * m + rows[r], 1, out + r * stride + i);
+      if (rows[r] >= 0) LoadRow(cost_.dtype, cost_.data, cost_offset_ + i * m + rows[r], 1, out + r * columns + i);
     }
   }
 }
 
 template <typename TE, typename T>
 void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon, const TE* row_term,
-                                  const TE* col_term, TE* out, int64_t stride, TE* workspace) const {
+                                  const TE* col_term, TE* out, TE* workspace) const {
   const int64_t columns = padded(1 - side);
   if (!dense_) {
     LoadPoints(side, rows, epsilon, workspace);
-    kernels_.exponents(workspace, dim(), packed_[1 - side].data(), columns, row_term, col_term, out, stride);
+    kernels_.exponents(workspace, dim(), packed_[1 - side].data(), columns, row_term, col_term, out);
     return;
   }
-  const int64_t cost_stride = this->stride(side);
-  LoadCosts(side, rows, workspace, cost_stride);
+  LoadCosts(side, rows, workspace);
   const TE scale = static_cast<TE>(-kLog2E / epsilon);
-  for (int r = 0; r < kRowBlock; ++r) {
-    const TE* cost = workspace + r * cost_stride;
-    TE* e = out + r * stride;
-    for (int64_t j = 0; j < columns; ++j) e[j] = cost[j] * scale + (row_term[r] + col_term[j]);
+  for (int64_t tile = 0; tile < columns; tile += kTile) {
+    for (int r = 0; r < kRowBlock; ++r) {
+      const TE* cost = workspace + r * columns + tile;
+      TE* e = out + BlockIndex(r, tile);
+      for (int j = 0; j < kTile; ++j) e[j] = cost[j] * scale + (row_term[r] + col_term[tile + j]);
+    }
   }
 }
 
 template <typename TE, typename T>
 void CostSource<TE, T>::Densities(int side, const int64_t* rows, double epsilon, const TE* row_term,
-                                  const TE* col_term, const T* weights, T* out, int64_t stride, double* sums,
-                                  TE* workspace) const {
+                                  const TE* col_term, const T* weights, T* out, double* sums, TE* workspace) const {
   const int64_t columns = padded(1 - side);
   if (!dense_) {
     LoadPoints(side, rows, epsilon, workspace);
-    kernels_.exp_sums(workspace, dim(), packed_[1 - side].data(), columns, row_term, col_term, weights, out, stride,
-                      sums);
+    kernels_.exp_sums(workspace, dim(), packed_[1 - side].data(), columns, row_term, col_term, weights, out, sums);
     return;
   }
   const TE zero[kRowBlock] = {};
-  const int64_t cost_stride = this->stride(side);
-  Exponents(side, rows, epsilon, row_term, col_term, workspace, cost_stride, workspace);
-  kernels_.exp_rows(workspace, cost_stride, columns, zero, weights, out, stride, sums);
+  TE* e = workspace + block_size(side);
+  Exponents(side, rows, epsilon, row_term, col_term, e, workspace);
+  kernels_.exp_rows(e, columns, zero, weights, out, sums);
 }
 
 template <typename TE, typename T>

@@ -48,32 +48,28 @@ class CostSource {
   bool dense() const { return dense_; }
   int64_t size(int side) const { return size_[side]; }
   int64_t padded(int side) const { return RoundUp(size_[side], kColumnPad); }
-  // Elements between rows of exponents or densities of `side`: `padded` of the other, but never a multiple of 1 KiB, whose
-  // rows would fall into the same cache sets.
-  int64_t stride(int side) const {
-    const int64_t columns = padded(1 - side);
-    return columns * static_cast<int64_t>(sizeof(T)) % 1024 == 0 ? columns + kColumnPad : columns;
-  }
+  // Elements of a block of exponents or densities of `side`.
+  int64_t block_size(int side) const { return kRowBlock * padded(1 - side); }
   int64_t dim() const { return dense_ ? 0 : cloud_[0]->dim; }
   // In units of the cost [padded], zero where padded.
   const Buffer<double>& shift(int side) const { return shift_[side]; }
 
-  // Exponents of kRowBlock rows of `side` (rows[r] < 0: none) against all columns, see transport_kernels.h. `epsilon` > 0.
+  // Exponents of a block: kRowBlock rows of `side` (rows[r] < 0: none) against all columns, see transport_kernels.h. `epsilon` > 0.
   void Exponents(int side, const int64_t* rows, double epsilon, const TE* row_term, const TE* col_term, TE* out,
-                 int64_t stride, TE* workspace) const;
-  // The same to densities with their weighted sums. `e` is a workspace of kRowBlock * stride.
+                 TE* workspace) const;
+  // The same to densities with their weighted sums.
   void Densities(int side, const int64_t* rows, double epsilon, const TE* row_term, const TE* col_term,
-                 const T* weights, T* out, int64_t stride, double* sums, TE* workspace) const;
+                 const T* weights, T* out, double* sums, TE* workspace) const;
   // Elements of `workspace` that the two need.
   int64_t WorkspaceSize(int side) const {
-    return dense_ ? kRowBlock * stride(side) : RoundUp(kRowBlock * dim(), 16);
+    return dense_ ? 2 * block_size(side) : RoundUp(kRowBlock * dim(), 16);
   }
   // The cost of a pair, in double.
   double Cost(int64_t i, int64_t j) const;
 
  private:
   void LoadPoints(int side, const int64_t* rows, double epsilon, TE* out) const;
-  void LoadCosts(int side, const int64_t* rows, TE* out, int64_t stride) const;
+  void LoadCosts(int side, const int64_t* rows, TE* out) const;
 
   const TransportKernels<TE, T>& kernels_ = GetTransportKernels<TE, T>();
   bool dense_;

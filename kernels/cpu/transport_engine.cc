@@ -56,7 +56,7 @@ TransportEngine<TE, T>::TransportEngine(const CostSource<TE, T>* cost, const Eng
     }
     Freeze(side, pending_[side]);
   }
-  const int64_t cache_size = RoundUp(cost_.size(0), kRowBlock) * cost_.stride(0);
+  const int64_t cache_size = RoundUp(cost_.size(0), kRowBlock) * cost_.padded(1);
   use_cache_ = cache_size * static_cast<int64_t>(sizeof(T)) <= options.cache_bytes;
   if (use_cache_) cache_.Allocate(cache_size);
   plain_ = std::isinf(rho_[0]) && std::isinf(rho_[1]) && !symmetric();
@@ -159,22 +159,22 @@ void TransportEngine<TE, T>::EndPhase() {
 // Returns false if a row's sum left the safe range and could not be mended here.
 template <typename TE, typename T>
 bool TransportEngine<TE, T>::SweepBlock(int64_t block, T* acc, double* error, Scratch* scratch) {
-  const int64_t row = block * kRowBlock, stride = cost_.stride(0), columns = cost_.padded(1);
+  const int64_t row = block * kRowBlock, columns = cost_.padded(1);
   int64_t rows[kRowBlock];
   for (int r = 0; r < kRowBlock; ++r) rows[r] = row + r < cost_.size(0) ? row + r : -1;
-  TE* e = static_cast<TE*>(scratch->Get((kRowBlock * stride + cost_.WorkspaceSize(0)) * sizeof(TE) +
-                                        kRowBlock * stride * sizeof(T)));
-  TE* workspace = e + kRowBlock * stride;
-  T* t = use_cache_ ? cache_.data() + row * stride : reinterpret_cast<T*>(workspace + cost_.WorkspaceSize(0));
+  TE* e = static_cast<TE*>(scratch->Get((cost_.block_size(0) + cost_.WorkspaceSize(0)) * sizeof(TE) +
+                                        cost_.block_size(0) * sizeof(T)));
+  TE* workspace = e + cost_.block_size(0);
+  T* t = use_cache_ ? cache_.data() + row * columns : reinterpret_cast<T*>(workspace + cost_.WorkspaceSize(0));
 
   // 1. Densities and their row sums.
   double* sums = sums_[0].data() + row;
   const bool measure = phase_ == Phase::kMeasure;
   bool safe = safe_sweep_ && !cache_valid_ && !measure;
   if (cache_valid_) {
-    kernels_.row_sums(t, stride, columns, weight_[1].data(), sums);
+    kernels_.row_sums(t, columns, weight_[1].data(), sums);
   } else if (!safe) {
-    cost_.Densities(0, rows, epsilon_, term_[0].data() + row, term_[1].data(), weight_[1].data(), t, stride, sums,
+    cost_.Densities(0, rows, epsilon_, term_[0].data() + row, term_[1].data(), weight_[1].data(), t, sums,
                     workspace);
   }
   for (int r = 0; r < kRowBlock && !safe && !measure; ++r) {
@@ -193,7 +193,7 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, T* acc, double* error, Sc
   }
 
   // 3. Column sums of the scaled rows.
-  kernels_.add_columns(t, stride, columns, weight, acc);
+  kernels_.add_columns(t, columns, weight, acc);
   return true;
 }
 
@@ -220,12 +220,12 @@ double TransportEngine<TE, T>::UpdateRows(int64_t row, const int64_t* rows, T* w
 template <typename TE, typename T>
 void TransportEngine<TE, T>::MakeSafeRows(int64_t row, const int64_t* rows, T* out, double* sums, TE* e,
                                           TE* workspace) {
-  const int64_t stride = cost_.stride(0), columns = cost_.padded(1);
+  const int64_t columns = cost_.padded(1);
   const TE zero[kRowBlock] = {};
   TE max[kRowBlock];
-  cost_.Exponents(0, rows, epsilon_, zero, term_[1].data(), e, stride, workspace);
-  kernels_.row_max(e, stride, columns, penalty_[1].data(), max);
-  kernels_.exp_rows(e, stride, columns, max, weight_[1].data(), out, stride, sums);
+  cost_.Exponents(0, rows, epsilon_, zero, term_[1].data(), e, workspace);
+  kernels_.row_max(e, columns, penalty_[1].data(), max);
+  kernels_.exp_rows(e, columns, max, weight_[1].data(), out, sums);
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;
     if (convergence_.iterations == 0 && relax_ == 1) {  // What was before does not matter.
@@ -244,22 +244,22 @@ void TransportEngine<TE, T>::MakeSafeRows(int64_t row, const int64_t* rows, T* o
 template <typename TE, typename T>
 void TransportEngine<TE, T>::SafeBlock(int64_t block, Scratch* scratch) {
   const int other = 1 - side_;
-  const int64_t stride = cost_.stride(side_), columns = cost_.padded(other);
+  const int64_t columns = cost_.padded(other);
   int64_t rows[kRowBlock];
   for (int64_t r = 0; r < kRowBlock; ++r) {
     const size_t index = block * kRowBlock + r;
     rows[r] = index < list_.size() ? list_[index] : -1;
   }
-  TE* e = static_cast<TE*>(scratch->Get((kRowBlock * stride + cost_.WorkspaceSize(side_)) * sizeof(TE) +
-                                        kRowBlock * stride * sizeof(T)));
-  TE* workspace = e + kRowBlock * stride;
+  TE* e = static_cast<TE*>(scratch->Get((cost_.block_size(side_) + cost_.WorkspaceSize(side_)) * sizeof(TE) +
+                                        cost_.block_size(side_) * sizeof(T)));
+  TE* workspace = e + cost_.block_size(side_);
   T* t = reinterpret_cast<T*>(workspace + cost_.WorkspaceSize(side_));
   const TE zero[kRowBlock] = {};
   TE max[kRowBlock];
   double sums[kRowBlock];
-  cost_.Exponents(side_, rows, epsilon_, zero, term_[other].data(), e, stride, workspace);
-  kernels_.row_max(e, stride, columns, penalty_[other].data(), max);
-  kernels_.exp_rows(e, stride, columns, max, weight_[other].data(), t, stride, sums);
+  cost_.Exponents(side_, rows, epsilon_, zero, term_[other].data(), e, workspace);
+  kernels_.row_max(e, columns, penalty_[other].data(), max);
+  kernels_.exp_rows(e, columns, max, weight_[other].data(), t, sums);
   const double relax = phase_ == Phase::kVoidColumns ? 1 : relax_;
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;
@@ -505,16 +505,15 @@ bool TransportEngine<TE, T>::finite() const {
 template <typename TE, typename T>
 void TransportEngine<TE, T>::PlanRows(int side, const int64_t* rows, T* plan, double* sums, TE* workspace) const {
   const int other = 1 - side;
-  const int64_t stride = cost_.stride(side), columns = cost_.padded(other);
   TE row_term[kRowBlock];
   T row_weight[kRowBlock];
   for (int r = 0; r < kRowBlock; ++r) {
     row_term[r] = rows[r] < 0 ? static_cast<TE>(kVoid) : term_[side][rows[r]];
     row_weight[r] = rows[r] < 0 ? T(0) : weight_[side][rows[r]];
   }
-  cost_.Densities(side, rows, epsilon_, row_term, term_[other].data(), weight_[other].data(), plan, stride, sums,
+  cost_.Densities(side, rows, epsilon_, row_term, term_[other].data(), weight_[other].data(), plan, sums,
                   workspace);
-  kernels_.scale(plan, stride, columns, row_weight, weight_[other].data(), sums);
+  kernels_.scale(plan, cost_.padded(other), row_weight, weight_[other].data(), sums);
 }
 
 template <typename TE, typename T>

@@ -56,7 +56,7 @@ class TransportEngine {
   double epsilon() const { return epsilon_; }
   bool finite() const;
 
-  // P of kRowBlock rows of `side` (rows[r] < 0: zeros), [kRowBlock, the cost's stride], with its row sums.
+  // P of a block, kRowBlock rows of `side` (rows[r] < 0: zeros), with its row sums.
   // REQUIRES: finished. `workspace`: the cost's.
   void PlanRows(int side, const int64_t* rows, T* plan, double* sums, TE* workspace) const;
   // F or G in base 2 over epsilon, without the cost's shift: 2^(z + F + G) is the plan's density [padded].

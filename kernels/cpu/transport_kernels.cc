@@ -69,7 +69,7 @@ HWY_INLINE void PanelExponents(DE de, const TE* HWY_RESTRICT rows, int64_t dim, 
 
 template <typename TE>
 void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term, const TE* col_term,
-               TE* out, int64_t stride) {
+               TE* out) {
   const TagOf<TE> de;
   const int64_t lanes = hn::Lanes(de);
   for (int64_t j = 0; j < columns; j += 2 * lanes) {
@@ -77,8 +77,8 @@ void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, c
       hn::Vec<TagOf<TE>> acc[kTileRows][2];
       PanelExponents<kTileRows>(de, rows + r0 * dim, dim, packed + j * dim, row_term + r0, col_term + j, acc);
       SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
-        hn::Store(acc[r][0], de, out + (r0 + r) * stride + j);
-        hn::Store(acc[r][1], de, out + (r0 + r) * stride + j + lanes);
+        hn::Store(acc[r][0], de, out + BlockIndex(r0 + r, j));
+        hn::Store(acc[r][1], de, out + BlockIndex(r0 + r, j + lanes));
       }
     }
   }
@@ -86,7 +86,7 @@ void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, c
 
 template <typename TE, typename T>
 void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term, const TE* col_term,
-             const T* weights, T* out, int64_t stride, double* sums) {
+             const T* weights, T* out, double* sums) {
   const TagOf<TE> de;
   const hn::Rebind<T, TagOf<TE>> dt;
   const int64_t lanes = hn::Lanes(de);
@@ -104,8 +104,8 @@ void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, con
         SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
           const auto t0 = Exp2(dt, Convert(dt, acc[r][0]));
           const auto t1 = Exp2(dt, Convert(dt, acc[r][1]));
-          hn::Store(t0, dt, out + (r0 + r) * stride + j);
-          hn::Store(t1, dt, out + (r0 + r) * stride + j + lanes);
+          hn::Store(t0, dt, out + BlockIndex(r0 + r, j));
+          hn::Store(t1, dt, out + BlockIndex(r0 + r, j + lanes));
           sum[r] = hn::MulAdd(t0, w0, sum[r]);
           sum[r] = hn::MulAdd(t1, w1, sum[r]);
         }
@@ -117,77 +117,69 @@ void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, con
 }
 
 template <typename TE>
-void RowMax(const TE* e, int64_t stride, int64_t columns, const TE* penalty, TE* max) {
+void RowMax(const TE* e, int64_t columns, const TE* penalty, TE* max) {
   const TagOf<TE> de;
   const int64_t lanes = hn::Lanes(de);
-  for (int r = 0; r < kRowBlock; ++r) {
-    auto m0 = hn::Set(de, static_cast<TE>(kVoid));
-    auto m1 = m0;
-    for (int64_t j = 0; j < columns; j += 2 * lanes) {
-      m0 = hn::Max(m0, hn::Add(hn::Load(de, e + r * stride + j), hn::Load(de, penalty + j)));
-      m1 = hn::Max(m1, hn::Add(hn::Load(de, e + r * stride + j + lanes), hn::Load(de, penalty + j + lanes)));
+  hn::Vec<TagOf<TE>> m[kRowBlock];
+  SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) m[r] = hn::Set(de, static_cast<TE>(kVoid));
+  for (int64_t j = 0; j < columns; j += lanes) {
+    const auto p = hn::Load(de, penalty + j);
+    SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) {
+      m[r] = hn::Max(m[r], hn::Add(hn::Load(de, e + BlockIndex(r, j)), p));
     }
-    max[r] = hn::GetLane(hn::MaxOfLanes(de, hn::Max(m0, m1)));
   }
+  for (int r = 0; r < kRowBlock; ++r) max[r] = hn::GetLane(hn::MaxOfLanes(de, m[r]));
 }
 
 template <typename TE, typename T>
-void ExpRows(const TE* e, int64_t stride, int64_t columns, const TE* shift, const T* weights, T* out,
-             int64_t out_stride, double* sums) {
+void ExpRows(const TE* e, int64_t columns, const TE* shift, const T* weights, T* out, double* sums) {
   const TagOf<TE> de;
   const hn::Rebind<T, TagOf<TE>> dt;
   const int64_t lanes = hn::Lanes(de);
-  for (int r = 0; r < kRowBlock; ++r) {
-    const auto s = hn::Set(de, shift[r]);
-    double total = 0;
+  for (int r0 = 0; r0 < kRowBlock; r0 += 4) {
+    double total[4] = {};
     for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
       const int64_t end = std::min(columns, begin + kFloatColumns);
-      auto sum0 = hn::Zero(dt), sum1 = hn::Zero(dt);
-      for (int64_t j = begin; j < end; j += 2 * lanes) {
-        const auto e0 = hn::Sub(hn::Load(de, e + r * stride + j), s);
-        const auto e1 = hn::Sub(hn::Load(de, e + r * stride + j + lanes), s);
-        const auto t0 = Exp2(dt, Convert(dt, e0));
-        const auto t1 = Exp2(dt, Convert(dt, e1));
-        hn::Store(t0, dt, out + r * out_stride + j);
-        hn::Store(t1, dt, out + r * out_stride + j + lanes);
-        sum0 = hn::MulAdd(t0, hn::Load(dt, weights + j), sum0);
-        sum1 = hn::MulAdd(t1, hn::Load(dt, weights + j + lanes), sum1);
+      hn::Vec<hn::Rebind<T, TagOf<TE>>> sum[4];
+      SINKHORN_UNROLL for (int r = 0; r < 4; ++r) sum[r] = hn::Zero(dt);
+      for (int64_t j = begin; j < end; j += lanes) {
+        const auto w = hn::Load(dt, weights + j);
+        SINKHORN_UNROLL for (int r = 0; r < 4; ++r) {
+          const auto exponent = hn::Sub(hn::Load(de, e + BlockIndex(r0 + r, j)), hn::Set(de, shift[r0 + r]));
+          const auto t = Exp2(dt, Convert(dt, exponent));
+          hn::Store(t, dt, out + BlockIndex(r0 + r, j));
+          sum[r] = hn::MulAdd(t, w, sum[r]);
+        }
       }
-      total += hn::GetLane(hn::SumOfLanes(dt, hn::Add(sum0, sum1)));
+      for (int r = 0; r < 4; ++r) total[r] += hn::GetLane(hn::SumOfLanes(dt, sum[r]));
     }
-    sums[r] = total;
+    for (int r = 0; r < 4; ++r) sums[r0 + r] = total[r];
   }
 }
 
 // ---- Cached densities: one read serves rows, then (from the nearest cache) columns ------------------------------------
 
 template <typename T>
-void RowSums(const T* t, int64_t stride, int64_t columns, const T* weights, double* sums) {
+void RowSums(const T* HWY_RESTRICT t, int64_t columns, const T* HWY_RESTRICT weights, double* sums) {
   const TagOf<T> d;
   const int64_t lanes = hn::Lanes(d);
-  for (int r0 = 0; r0 < kRowBlock; r0 += 4) {
-    double total[4] = {};
-    const T* HWY_RESTRICT rows = t + r0 * stride;
-    for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
-      const int64_t end = std::min(columns, begin + kFloatColumns);
-      hn::Vec<TagOf<T>> sum[4][2];
-      SINKHORN_UNROLL for (int r = 0; r < 4; ++r) sum[r][0] = sum[r][1] = hn::Zero(d);
-      for (int64_t j = begin; j < end; j += 2 * lanes) {
-        const auto w0 = hn::Load(d, weights + j);
-        const auto w1 = hn::Load(d, weights + j + lanes);
-        SINKHORN_UNROLL for (int r = 0; r < 4; ++r) {
-          sum[r][0] = hn::MulAdd(hn::Load(d, rows + r * stride + j), w0, sum[r][0]);
-          sum[r][1] = hn::MulAdd(hn::Load(d, rows + r * stride + j + lanes), w1, sum[r][1]);
-        }
+  std::fill(sums, sums + kRowBlock, 0.0);
+  for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
+    const int64_t end = std::min(columns, begin + kFloatColumns);
+    hn::Vec<TagOf<T>> sum[kRowBlock];
+    SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) sum[r] = hn::Zero(d);
+    for (int64_t j = begin; j < end; j += lanes) {
+      const auto w = hn::Load(d, weights + j);
+      SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) {
+        sum[r] = hn::MulAdd(hn::Load(d, t + BlockIndex(r, j)), w, sum[r]);
       }
-      for (int r = 0; r < 4; ++r) total[r] += hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[r][0], sum[r][1])));
     }
-    for (int r = 0; r < 4; ++r) sums[r0 + r] = total[r];
+    for (int r = 0; r < kRowBlock; ++r) sums[r] += hn::GetLane(hn::SumOfLanes(d, sum[r]));
   }
 }
 
 template <typename T>
-void AddColumns(const T* HWY_RESTRICT t, int64_t stride, int64_t columns, const T* w, T* HWY_RESTRICT acc) {
+void AddColumns(const T* HWY_RESTRICT t, int64_t columns, const T* w, T* HWY_RESTRICT acc) {
   const TagOf<T> d;
   const int64_t lanes = hn::Lanes(d);
   hn::Vec<TagOf<T>> weight[kRowBlock];
@@ -196,15 +188,15 @@ void AddColumns(const T* HWY_RESTRICT t, int64_t stride, int64_t columns, const 
     auto a = hn::Load(d, acc + j);
     auto b = hn::Zero(d);
     SINKHORN_UNROLL for (int r = 0; r < kRowBlock; r += 2) {
-      a = hn::MulAdd(hn::Load(d, t + r * stride + j), weight[r], a);
-      b = hn::MulAdd(hn::Load(d, t + (r + 1) * stride + j), weight[r + 1], b);
+      a = hn::MulAdd(hn::Load(d, t + BlockIndex(r, j)), weight[r], a);
+      b = hn::MulAdd(hn::Load(d, t + BlockIndex(r + 1, j)), weight[r + 1], b);
     }
     hn::Store(hn::Add(a, b), d, acc + j);
   }
 }
 
 template <typename T>
-void Scale(T* t, int64_t stride, int64_t columns, const T* row, const T* col, double* sums) {
+void Scale(T* t, int64_t columns, const T* row, const T* col, double* sums) {
   const TagOf<T> d;
   const int64_t lanes = hn::Lanes(d);
   for (int r = 0; r < kRowBlock; ++r) {
@@ -214,8 +206,8 @@ void Scale(T* t, int64_t stride, int64_t columns, const T* row, const T* col, do
       const int64_t end = std::min(columns, begin + kFloatColumns);
       auto sum = hn::Zero(d);
       for (int64_t j = begin; j < end; j += lanes) {
-        const auto p = hn::Mul(hn::Mul(hn::Load(d, t + r * stride + j), hn::Load(d, col + j)), u);
-        hn::Store(p, d, t + r * stride + j);
+        const auto p = hn::Mul(hn::Mul(hn::Load(d, t + BlockIndex(r, j)), hn::Load(d, col + j)), u);
+        hn::Store(p, d, t + BlockIndex(r, j));
         sum = hn::Add(sum, p);
       }
       total += hn::GetLane(hn::SumOfLanes(d, sum));
@@ -227,7 +219,7 @@ void Scale(T* t, int64_t stride, int64_t columns, const T* row, const T* col, do
 // ---- Products with the plan -------------------------------------------------------------------------------------------
 
 template <typename T>
-void Multiply(const T* HWY_RESTRICT p, int64_t stride, int64_t columns, const T* HWY_RESTRICT v, int64_t width,
+void Multiply(const T* HWY_RESTRICT p, int64_t columns, const T* HWY_RESTRICT v, int64_t width,
               double* HWY_RESTRICT out) {
   const TagOf<T> d;
   const int64_t lanes = hn::Lanes(d);
@@ -240,8 +232,9 @@ void Multiply(const T* HWY_RESTRICT p, int64_t stride, int64_t columns, const T*
       SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) acc[r] = hn::Zero(d);
       for (int64_t j = begin; j < end; ++j) {
         const auto value = hn::Load(d, v + j * width + c);
+        const T* column = p + BlockIndex(0, j);
         SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) {
-          acc[r] = hn::MulAdd(hn::Set(d, p[r * stride + j]), value, acc[r]);
+          acc[r] = hn::MulAdd(hn::Set(d, column[r * kTile]), value, acc[r]);
         }
       }
       for (int r = 0; r < kRowBlock; ++r) {
@@ -253,17 +246,14 @@ void Multiply(const T* HWY_RESTRICT p, int64_t stride, int64_t columns, const T*
 }
 
 template <typename TE, typename T>
-double Dot(const T* p, int64_t stride, int64_t columns, const TE* e, int64_t e_stride) {
+double Dot(const T* p, int64_t columns, const TE* e) {
   const hn::CappedTag<double, 8> dd;
   const hn::Rebind<T, hn::CappedTag<double, 8>> dt;
   const hn::Rebind<TE, hn::CappedTag<double, 8>> de;
   const int64_t lanes = hn::Lanes(dd);
   auto sum = hn::Zero(dd);
-  for (int r = 0; r < kRowBlock; ++r) {
-    for (int64_t j = 0; j < columns; j += lanes) {
-      sum = hn::MulAdd(Convert(dd, hn::LoadU(dt, p + r * stride + j)), Convert(dd, hn::LoadU(de, e + r * e_stride + j)),
-                       sum);
-    }
+  for (int64_t i = 0; i < kRowBlock * columns; i += lanes) {
+    sum = hn::MulAdd(Convert(dd, hn::LoadU(dt, p + i)), Convert(dd, hn::LoadU(de, e + i)), sum);
   }
   return hn::GetLane(hn::SumOfLanes(dd, sum));
 }

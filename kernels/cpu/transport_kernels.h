@@ -6,8 +6,9 @@
 // TE is the type of exponents, T that of densities and scalings: <float, float> (STRICT), <double, float> (STRICT where the
 // cost spans too many epsilons for float32 exponents), <double, double> (DOUBLE).
 //
-// Shapes    a block is kRowBlock rows; `columns` is a multiple of kColumnPad (both sides are padded, with terms of kVoid,
-//           weights 0 and densities 0); strides in elements, also multiples of kColumnPad; base pointers 64-byte aligned.
+// Shapes    a block is kRowBlock rows by `columns`, a multiple of kColumnPad (both sides are padded, with terms of kVoid,
+//           weights 0 and densities 0), laid out in tiles of kRowBlock x kTile, each row by row: see BlockIndex. A sweep reads a
+//           block as one stream. Base pointers are 64-byte aligned.
 // Accuracy  densities: 2e-7 (float) or 1e-15 (double) relative plus the rounding of the exponent; sums are kept in T
 //           over at most 4096 columns, then in double.
 // Densities below 2^-126 become 0, those above 2^127 saturate: never infinite.
@@ -21,36 +22,39 @@ namespace cpu {
 
 constexpr int kRowBlock = 8;
 constexpr int kColumnPad = 32;
+constexpr int kTile = 16;
 constexpr double kVoid = -1e30;  // Term of what does not exist: its densities are 0.
+
+// Where row r, column j of a block is.
+constexpr int64_t BlockIndex(int64_t r, int64_t j) { return j / kTile * (kTile * kRowBlock) + r * kTile + j % kTile; }
 
 template <typename TE, typename T>
 struct TransportKernels {
   // Columns per packed panel: packed[(j / panel) * dim * panel + k * panel + j % panel] = y[j][k], zero where padded.
   int panel;
 
-  // out[r][j] = <rows[r], y[j]> + row_term[r] + col_term[j].  rows: [kRowBlock, dim].
+  // out[r][j] = <rows[r], y[j]> + row_term[r] + col_term[j].  rows: [kRowBlock, dim], row-major.
   void (*exponents)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term,
-                    const TE* col_term, TE* out, int64_t stride);
+                    const TE* col_term, TE* out);
   // out[r][j] = 2^(the same), sums[r] = sum_j out[r][j] * weights[j].
   void (*exp_sums)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term,
-                   const TE* col_term, const T* weights, T* out, int64_t stride, double* sums);
+                   const TE* col_term, const T* weights, T* out, double* sums);
 
   // max[r] = max_j (e[r][j] + penalty[j]).
-  void (*row_max)(const TE* e, int64_t stride, int64_t columns, const TE* penalty, TE* max);
+  void (*row_max)(const TE* e, int64_t columns, const TE* penalty, TE* max);
   // out[r][j] = 2^(e[r][j] - shift[r]), sums[r] = sum_j out[r][j] * weights[j].
-  void (*exp_rows)(const TE* e, int64_t stride, int64_t columns, const TE* shift, const T* weights, T* out,
-                   int64_t out_stride, double* sums);
+  void (*exp_rows)(const TE* e, int64_t columns, const TE* shift, const T* weights, T* out, double* sums);
 
   // sums[r] = sum_j t[r][j] * weights[j].
-  void (*row_sums)(const T* t, int64_t stride, int64_t columns, const T* weights, double* sums);
+  void (*row_sums)(const T* t, int64_t columns, const T* weights, double* sums);
   // acc[j] += sum_r w[r] * t[r][j].
-  void (*add_columns)(const T* t, int64_t stride, int64_t columns, const T* w, T* acc);
+  void (*add_columns)(const T* t, int64_t columns, const T* w, T* acc);
   // t[r][j] *= row[r] * col[j]: densities to plan entries; sums[r] of the results.
-  void (*scale)(T* t, int64_t stride, int64_t columns, const T* row, const T* col, double* sums);
-  // out[r][c] = sum_j p[r][j] * v[j][c], c < width; width a multiple of 16, v's rows `width` apart, out [kRowBlock, width].
-  void (*multiply)(const T* p, int64_t stride, int64_t columns, const T* v, int64_t width, double* out);
+  void (*scale)(T* t, int64_t columns, const T* row, const T* col, double* sums);
+  // out[r][c] = sum_j p[r][j] * v[j][c], c < width; width a multiple of 16; v and out [kRowBlock, width] are row-major.
+  void (*multiply)(const T* p, int64_t columns, const T* v, int64_t width, double* out);
   // sum over the block of p[r][j] * e[r][j].
-  double (*dot)(const T* p, int64_t stride, int64_t columns, const TE* e, int64_t e_stride);
+  double (*dot)(const T* p, int64_t columns, const TE* e);
 
   // Plain balanced updates, where nothing needs a logarithm.
   //   rows of one block: next = 1 / sums;  weight = mass * (keep ? u : next), 0 where there is no mass.

@@ -276,37 +276,39 @@ void TypedMember<TE, T>::ApplyBlock(int64_t row, double* linear, Scratch* scratc
   const auto& kernels = GetTransportKernels<TE, T>();
   const int side = pass().side, which = pass().engine;
   const CostSource<TE, T>& cost = *costs_[which];
-  const int64_t stride = cost.stride(side), columns = cost.padded(1 - side), count = cost.size(1 - side);
+  const int64_t columns = cost.padded(1 - side), count = cost.size(1 - side);
   const int64_t product_width = std::max(points_width_, columns_width_);
   int64_t rows[kRowBlock];
   for (int r = 0; r < kRowBlock; ++r) rows[r] = row + r < cost.size(side) ? row + r : -1;
   double* product = static_cast<double*>(
-      scratch->Get(kRowBlock * product_width * sizeof(double) + kRowBlock * stride * (sizeof(T) + sizeof(TE)) +
-                   cost.WorkspaceSize(side) * sizeof(TE)));
+      scratch->Get(kRowBlock * product_width * sizeof(double) + cost.block_size(side) * (sizeof(T) + sizeof(TE)) +
+                   cost.WorkspaceSize(side) * sizeof(TE) + columns * sizeof(T)));
   TE* e = reinterpret_cast<TE*>(product + kRowBlock * product_width);
-  TE* workspace = e + kRowBlock * stride;
+  TE* workspace = e + cost.block_size(side);
   T* plan = reinterpret_cast<T*>(workspace + cost.WorkspaceSize(side));
+  T* plan_row = plan + cost.block_size(side);
   double sums[kRowBlock];
   engines_[which]->PlanRows(side, rows, plan, sums, workspace);
 
   const bool first = which == 0 && side == 0;
   if (first && out().value_linear != nullptr) {
     const TE zero[kRowBlock] = {};
-    cost.Exponents(0, rows, problem_.solver.epsilon, zero, zeros_.data(), e, stride, workspace);
-    *linear += kernels.dot(plan, stride, columns, e, stride);
+    cost.Exponents(0, rows, problem_.solver.epsilon, zero, zeros_.data(), e, workspace);
+    *linear += kernels.dot(plan, columns, e);
   }
-  for (int r = 0; r < kRowBlock && first && rows[r] >= 0; ++r) {
+  for (int r = 0; r < kRowBlock && first && (out().plan || out().gradient_cost) && rows[r] >= 0; ++r) {
     const int64_t offset = (index_ * problem_.n + rows[r]) * problem_.m;
+    for (int64_t j = 0; j < count; ++j) plan_row[j] = plan[BlockIndex(r, j)];
     for (const OutputView* view : {&out().plan, &out().gradient_cost}) {
-      if (*view) StoreRow(view->dtype, plan + r * stride, count, view->data, offset);
+      if (*view) StoreRow(view->dtype, plan_row, count, view->data, offset);
     }
   }
   if (points_width_ > 0) {
-    kernels.multiply(plan, stride, columns, points_.data(), points_width_, product);
+    kernels.multiply(plan, columns, points_.data(), points_width_, product);
     for (int r = 0; r < kRowBlock && rows[r] >= 0; ++r) Project(rows[r], sums[r], product + r * points_width_);
   }
   if (columns_width_ > 0) {
-    kernels.multiply(plan, stride, columns, columns_.data(), columns_width_, product);
+    kernels.multiply(plan, columns, columns_.data(), columns_width_, product);
     const OutputView& view = side == 0 ? out().plan_v : out().plan_transpose_u;
     const int64_t width = side == 0 ? problem_.transport.v_columns : problem_.transport.u_columns;
     for (int r = 0; r < kRowBlock && rows[r] >= 0; ++r) {
