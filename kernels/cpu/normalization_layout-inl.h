@@ -1,0 +1,349 @@
+// Two layouts of matrices for SIMD, behind one set of names, so that an algorithm is written once.
+//
+//   LaneLayout  one matrix per lane: element (i, j) is a vector of the same element of `kLanes` matrices. Small matrices.
+//   RowLayout   one matrix: its rows are cut into vectors, padded to whole ones. Everything else.
+//
+// Either way a matrix row is `vectors()` vectors; a row quantity (one number per row) is read with LoadRow(x, i), which
+// gives all lanes their matrix's value, and a column quantity with LoadCol(x, jv). A "lane scalar" is a vector that holds
+// one number per matrix: RowLayout has the same number in all lanes. Reduce turns a vector of a row's partial results
+// into a lane scalar. Padding columns are the algorithms' affair: KeepColumns zeroes them.
+#if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_
+#undef SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_
+#else
+#define SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sinkhorn {
+namespace cpu {
+namespace normalization {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using cpu::HWY_NAMESPACE::Exp;
+using cpu::HWY_NAMESPACE::ExpBounded;
+using cpu::HWY_NAMESPACE::Log;
+using cpu::HWY_NAMESPACE::Reciprocal;
+
+#undef SINKHORN_UNROLLED
+#define SINKHORN_UNROLLED HWY_UNROLL(16)
+
+constexpr int64_t RoundUp(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// Hands out pieces of a block of memory, 128-byte aligned. With a null block it only measures.
+class Arena {
+ public:
+  explicit Arena(void* block) : block_(static_cast<char*>(block)) {}
+  template <class T>
+  T* Take(int64_t count) {
+    char* piece = block_ == nullptr ? nullptr : block_ + used_;
+    used_ += RoundUp(count * static_cast<int64_t>(sizeof(T)), 128);
+    return reinterpret_cast<T*>(piece);
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* block_;
+  int64_t used_ = 0;
+};
+
+// Stores the lowest 128 bits.
+template <class D, class V>
+HWY_INLINE void StoreLowerBlock(D d, V value, hn::TFromD<D>* to) {
+  if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) > 16) {
+    const hn::Half<D> half;
+    StoreLowerBlock(half, hn::LowerHalf(half, value), to);
+  } else {
+    hn::StoreU(value, d, to);
+  }
+}
+
+// ---- Transposition of a square of vectors -------------------------------------------------------------------------------
+#if HWY_TARGET == HWY_SCALAR
+template <class D, class V>
+HWY_INLINE void Transpose(D, V*) {}
+#else
+// (a, b) -> the lower and the upper halves of their 128-bit blocks, interleaved element by element.
+template <class D, class V>
+HWY_INLINE void Interleave(D d, V& a, V& b) {
+  const V lower = hn::InterleaveLower(d, a, b);
+  b = hn::InterleaveUpper(d, a, b);
+  a = lower;
+}
+
+// Transposes the blocks of v[0], v[stride], ...: as many vectors as a vector has blocks.
+template <class D, class V>
+HWY_INLINE void TransposeBlocks(D d, V* v, int stride) {
+  constexpr int kBlocks = static_cast<int>(hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) / 16);
+  if constexpr (kBlocks == 2) {
+    const V a = v[0], b = v[stride];
+    v[0] = hn::ConcatLowerLower(d, b, a);
+    v[stride] = hn::ConcatUpperUpper(d, b, a);
+  } else if constexpr (kBlocks == 4) {
+    const V a = v[0], b = v[stride], c = v[2 * stride], e = v[3 * stride];
+    const V ab_even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a);
+    const V ab_odd = hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a));
+    const V ce_even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(e), c);
+    const V ce_odd = hn::OddEvenBlocks(e, hn::SwapAdjacentBlocks(c));
+    v[0] = hn::ConcatLowerLower(d, ce_even, ab_even);
+    v[stride] = hn::ConcatLowerLower(d, ce_odd, ab_odd);
+    v[2 * stride] = hn::ConcatUpperUpper(d, ce_even, ab_even);
+    v[3 * stride] = hn::ConcatUpperUpper(d, ce_odd, ab_odd);
+  } else {
+    static_assert(kBlocks == 1, "vectors of 128 to 512 bits");
+  }
+}
+
+// v: as many vectors as lanes. After it, lane l of v[k] is what lane k of v[l] was.
+template <class D, class V>
+HWY_INLINE void Transpose(D d, V* v) {
+  constexpr int kL = static_cast<int>(hn::MaxLanes(D()));
+  constexpr int kPerBlock = 16 / sizeof(hn::TFromD<D>);
+  const hn::Repartition<double, D> d64;
+  SINKHORN_UNROLLED for (int q = 0; q < kL; q += kPerBlock) {
+    if constexpr (kPerBlock == 2) {
+      Interleave(d, v[q], v[q + 1]);
+    } else {
+      Interleave(d, v[q], v[q + 1]);
+      Interleave(d, v[q + 2], v[q + 3]);
+      auto a = hn::BitCast(d64, v[q]), b = hn::BitCast(d64, v[q + 2]);
+      auto c = hn::BitCast(d64, v[q + 1]), e = hn::BitCast(d64, v[q + 3]);
+      Interleave(d64, a, b);
+      Interleave(d64, c, e);
+      v[q] = hn::BitCast(d, a);
+      v[q + 1] = hn::BitCast(d, b);
+      v[q + 2] = hn::BitCast(d, c);
+      v[q + 3] = hn::BitCast(d, e);
+    }
+  }
+  // v[q + k], block b: column b * kPerBlock + k of rows q .. q + kPerBlock - 1.
+  SINKHORN_UNROLLED for (int k = 0; k < kPerBlock; ++k) TransposeBlocks(d, v + k, kPerBlock);
+}
+#endif
+
+// ---- One matrix per lane ------------------------------------------------------------------------------------------------
+template <class T_, int kRows = 0, int kCols = 0>  // 0: known at run time.
+class LaneLayout {
+ public:
+  using T = T_;
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr bool kPerLane = true;
+  static constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(D()));
+  static constexpr int64_t kMembers = kLanes;
+
+  LaneLayout(int64_t rows, int64_t cols) : rows_(rows), cols_(cols) {}
+  int64_t rows() const { return kRows > 0 ? kRows : rows_; }
+  int64_t cols() const { return kCols > 0 ? kCols : cols_; }
+  int64_t vectors() const { return cols(); }
+  int64_t row_elements() const { return rows() * kLanes; }  // Memory of a row quantity.
+  int64_t col_elements() const { return cols() * kLanes; }
+  int64_t stride() const { return cols() * kLanes; }  // Of a matrix row.
+  int64_t matrix_elements() const { return rows() * stride(); }
+
+  V LoadRow(const T* x, int64_t i) const { return hn::Load(D(), x + i * kLanes); }
+  void StoreRow(V value, T* x, int64_t i) const { hn::Store(value, D(), x + i * kLanes); }
+  V Reduce(V sum) const { return sum; }
+  V ReduceMax(V max) const { return max; }
+  V ReduceMin(V min) const { return min; }
+  V KeepColumns(int64_t, V value) const { return value; }
+  V ReplacePads(int64_t, V value, V) const { return value; }
+
+  // Of the last row and the last column, within rows [begin, end).
+  V BorderSum(const T* matrix, int64_t begin, int64_t end) const {
+    V sum = hn::Zero(D());
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = i == rows() - 1 ? 0 : cols() - 1; j < cols(); ++j) {
+        sum = hn::Add(sum, hn::Load(D(), matrix + i * stride() + j * kLanes));
+      }
+    }
+    return sum;
+  }
+
+  // The row of the functor's turn.
+  struct Row {
+    int64_t i;
+    V Load(const T* x) const { return hn::Load(D(), x + i * kLanes); }
+    void Store(V value, T* x) const { hn::Store(value, D(), x + i * kLanes); }
+  };
+
+  // For each row i in [begin, end): w = f(row, sum_j M_ij y_j); acc_j = sum_i M_ij w.
+  template <class F>
+  HWY_INLINE void Sweep(const T* matrix, int64_t begin, int64_t end, const T* y, T* acc, F f) const {
+    int64_t i = begin;
+    bool first = true;
+    for (; i + 4 <= end; i += 4, first = false) SweepRows<4>(matrix, i, y, acc, first, f);
+    for (; i < end; ++i, first = false) SweepRows<1>(matrix, i, y, acc, first, f);
+  }
+
+ private:
+  template <int R, class F>
+  HWY_INLINE void SweepRows(const T* matrix, int64_t i, const T* y, T* acc, bool first, F f) const {
+    const D d;
+    const T* HWY_RESTRICT row[R];
+    V w[R];
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      row[r] = matrix + (i + r) * stride();
+      w[r] = hn::Zero(d);
+    }
+    for (int64_t j = 0; j < cols(); ++j) {
+      const V yj = hn::Load(d, y + j * kLanes);
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) w[r] = hn::MulAdd(hn::Load(d, row[r] + j * kLanes), yj, w[r]);
+    }
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) w[r] = f(Row{i + r}, w[r]);
+    for (int64_t j = 0; j < cols(); ++j) {
+      V sum = first ? hn::Zero(d) : hn::Load(d, acc + j * kLanes);
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j * kLanes), w[r], sum);
+      hn::Store(sum, d, acc + j * kLanes);
+    }
+  }
+
+  int64_t rows_, cols_;
+};
+
+// ---- One matrix, rows in vectors ------------------------------------------------------------------------------------------
+template <class T_>
+class RowLayout {
+ public:
+  using T = T_;
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr bool kPerLane = false;
+  static constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(D()));
+  static constexpr int64_t kMembers = 1;
+
+  RowLayout(int64_t rows, int64_t cols) : rows_(rows), cols_(cols), vectors_(RoundUp(cols, kLanes) / kLanes) {}
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  int64_t vectors() const { return vectors_; }
+  int64_t row_elements() const { return RoundUp(rows_, kLanes); }
+  int64_t col_elements() const { return stride(); }
+  int64_t stride() const { return vectors_ * kLanes; }
+  int64_t matrix_elements() const { return rows_ * stride(); }
+
+  V LoadRow(const T* x, int64_t i) const { return hn::Set(D(), x[i]); }
+  void StoreRow(V value, T* x, int64_t i) const { x[i] = hn::GetLane(value); }
+  V Reduce(V sum) const { return hn::SumOfLanes(D(), sum); }
+  V ReduceMax(V max) const { return hn::MaxOfLanes(D(), max); }
+  V ReduceMin(V min) const { return hn::MinOfLanes(D(), min); }
+  V KeepColumns(int64_t jv, V value) const { return ReplacePads(jv, value, hn::Zero(D())); }
+  V ReplacePads(int64_t jv, V value, V pad) const {
+    const int64_t left = cols_ - jv * kLanes;
+    return left >= kLanes ? value : hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(left)), value, pad);
+  }
+
+  V BorderSum(const T* matrix, int64_t begin, int64_t end) const {
+    T sum = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = i == rows_ - 1 ? 0 : cols_ - 1; j < cols_; ++j) sum += matrix[i * stride() + j];
+    }
+    return hn::Set(D(), sum);
+  }
+
+#if HWY_TARGET == HWY_SCALAR
+  static constexpr int kGroup = 1;
+#else
+  static constexpr int kGroup = 16 / sizeof(T);  // Rows that a 128-bit block holds.
+#endif
+  // R rows of the functor's turn: values repeat every R lanes.
+  template <int R>
+  struct Row {
+    int64_t i;
+    V Load(const T* x) const {
+      if constexpr (R == 1) {
+        return hn::Set(D(), x[i]);
+      } else {
+        return hn::LoadDup128(D(), x + i);
+      }
+    }
+    void Store(V value, T* x) const {
+      if constexpr (R == 1) {
+        x[i] = hn::GetLane(value);
+      } else {
+        StoreLowerBlock(D(), value, x + i);
+      }
+    }
+  };
+
+  // As LaneLayout's. The functor may be given several rows at once: it works on each lane alike.
+  template <class F>
+  HWY_INLINE void Sweep(const T* matrix, int64_t begin, int64_t end, const T* y, T* acc, F f) const {
+    const D d;
+    for (int64_t jv = 0; jv < vectors_; ++jv) hn::Store(hn::Zero(d), d, acc + jv * kLanes);
+    int64_t i = begin;
+    if constexpr (kGroup > 1) {
+      for (; i + 4 <= end; i += 4) SweepRows<4>(matrix, i, y, acc, f);
+    }
+    for (; i < end; ++i) SweepRows<1>(matrix, i, y, acc, f);
+  }
+
+ private:
+  // Sums over the lanes of kGroup vectors: lane k of each block is the sum of s[k].
+  HWY_INLINE static V ReduceGroup(const V* s) {
+#if HWY_TARGET == HWY_SCALAR
+    return s[0];
+#else
+    const D d;
+    V sum = hn::Add(hn::InterleaveLower(d, s[0], s[1]), hn::InterleaveUpper(d, s[0], s[1]));
+    if constexpr (kGroup == 4) {
+      const hn::Repartition<double, D> d64;
+      const V other = hn::Add(hn::InterleaveLower(d, s[2], s[3]), hn::InterleaveUpper(d, s[2], s[3]));
+      const auto a = hn::BitCast(d64, sum), b = hn::BitCast(d64, other);
+      sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), hn::BitCast(d, hn::InterleaveUpper(d64, a, b)));
+    }
+    if constexpr (kLanes > kGroup) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
+    if constexpr (kLanes > 2 * kGroup) sum = hn::Add(sum, hn::ConcatLowerUpper(d, sum, sum));
+    return sum;
+#endif
+  }
+
+  template <int R, class F>
+  HWY_INLINE void SweepRows(const T* matrix, int64_t i, const T* y, T* acc, F f) const {
+    const D d;
+    const T* HWY_RESTRICT row[R];
+    V s[R], w[R];
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      row[r] = matrix + (i + r) * stride();
+      s[r] = hn::Zero(d);
+    }
+    for (int64_t j = 0; j < stride(); j += kLanes) {
+      const V yj = hn::Load(d, y + j);
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) s[r] = hn::MulAdd(hn::Load(d, row[r] + j), yj, s[r]);
+    }
+    if constexpr (R == 1) {
+      w[0] = f(Row<1>{i}, hn::SumOfLanes(d, s[0]));
+    } else {
+      SINKHORN_UNROLLED for (int r = 0; r < R; r += kGroup) {
+        const V group = f(Row<kGroup>{i + r}, ReduceGroup(s + r));
+        w[r] = hn::Broadcast<0>(group);
+        w[r + 1] = hn::Broadcast<1>(group);
+        if constexpr (kGroup == 4) {
+          w[r + 2] = hn::Broadcast<2>(group);
+          w[r + 3] = hn::Broadcast<3>(group);
+        }
+      }
+    }
+    for (int64_t j = 0; j < stride(); j += kLanes) {
+      V sum = hn::Load(d, acc + j);
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j), w[r], sum);
+      hn::Store(sum, d, acc + j);
+    }
+  }
+
+  int64_t rows_, cols_, vectors_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace normalization
+}  // namespace cpu
+}  // namespace sinkhorn
+HWY_AFTER_NAMESPACE();
+
+#endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_

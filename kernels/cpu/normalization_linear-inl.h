@@ -1,0 +1,427 @@
+// Forward solver in the linear domain: K = exp(W - row maximum), u and v themselves.
+//
+// Safe while no entry of K that matters underflows: scalings stay within the range of K (they are ratios of its entries),
+// so an entry above exp(-60) in float32 and exp(-600) in float64, less the range of the marginals, keeps every sum, every
+// scaling and their products normal. Members beyond that are handed on.
+#if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_
+#undef SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_
+#else
+#define SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_
+#endif
+
+#include "hwy/highway.h"
+#include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/normalization_solver-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sinkhorn {
+namespace cpu {
+namespace normalization {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The scaling after a division: old * marginal / h(old * s), h the guard.
+template <Guard kGuard, class D, class V = hn::Vec<D>>
+HWY_INLINE V Rescaled(D d, V s, V old, V marginal, V guard, V inverse_guard) {
+  if constexpr (kGuard == Guard::kNone) {
+    return hn::Mul(marginal, Reciprocal(d, s));
+  } else if constexpr (kGuard == Guard::kMax) {
+    // Min returns its second operand where one is NaN: a NaN survives, an overflow of the first does not.
+    return hn::Min(hn::Mul(hn::Mul(old, marginal), inverse_guard), hn::Mul(marginal, Reciprocal(d, s)));
+  } else {
+    return hn::Mul(hn::Mul(old, marginal), Reciprocal(d, hn::MulAdd(old, s, guard)));
+  }
+}
+
+// Reverse of Rescaled in logarithms: bar = adjoint of log now. Returns theta * bar * now / marginal, the multiplier of
+// -K v; *bar becomes the adjoint of log old that does not pass through s.
+template <Guard kGuard, class D, class V = hn::Vec<D>>
+HWY_INLINE V Unscaled(D d, V old, V now, V marginal, V inverse_marginal, V guard, V inverse_guard, V* bar) {
+  const V multiplier = hn::Mul(*bar, hn::Mul(now, inverse_marginal));
+  if constexpr (kGuard == Guard::kNone) {
+    *bar = hn::Zero(d);
+    return multiplier;
+  } else if constexpr (kGuard == Guard::kMax) {
+    const auto passes = hn::Lt(now, hn::Mul(hn::Mul(old, marginal), inverse_guard));  // As computed there.
+    *bar = hn::IfThenZeroElse(passes, *bar);
+    return hn::IfThenElseZero(passes, multiplier);
+  } else {
+    *bar = hn::Mul(hn::Mul(multiplier, guard), Reciprocal(d, old));
+    return multiplier;
+  }
+}
+
+template <class Layout>
+class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, false> {
+  using Base = ForwardSolver<LinearSolver<Layout>, Layout, false>;
+  friend Base;
+
+ public:
+  using typename Base::D;
+  using typename Base::Scalar;
+  using typename Base::T;
+  using typename Base::V;
+  using Base::Base;
+  static constexpr int64_t kLanes = Base::kLanes;
+  static constexpr bool kStopsOnFreeResidual = true;
+
+ private:
+  static constexpr double kRange = sizeof(T) == 4 ? 60 : 600;    // nats
+  static constexpr double kLowest = sizeof(T) == 4 ? -40 : -500;  // log of the first row sums: guards see them
+
+  // Runs body(std::integral_constant<Guard, ...>).
+  template <class Body>
+  void WithGuard(Body body) const {
+    switch (this->spec_.recipe.guard) {
+      case Guard::kNone:
+        return body(std::integral_constant<Guard, Guard::kNone>());
+      case Guard::kMax:
+        return body(std::integral_constant<Guard, Guard::kMax>());
+      case Guard::kAdd:
+        return body(std::integral_constant<Guard, Guard::kAdd>());
+    }
+  }
+  V RowGuard() const { return hn::Load(D(), this->marginals_.row_guard.value); }
+  V ColGuard() const { return hn::Load(D(), this->marginals_.col_guard.value); }
+  V Inverse(V guard) const { return hn::Div(hn::Set(D(), T(1)), guard); }
+
+  // ---- Start: matrix_ holds logits, and after it K ------------------------------------------------------------------------
+  void StartRows(int64_t begin, int64_t end, Scalar* scalars) {
+    const D d;
+    const Layout& layout = this->layout_;
+    const Recipe& recipe = this->spec_.recipe;
+    const V floor = hn::Set(d, static_cast<T>(std::max<double>(recipe.logit_floor, std::numeric_limits<T>::lowest())));
+    const V huge = hn::Set(d, std::numeric_limits<T>::max());
+    V smallest = hn::Set(d, T(1)), lowest_row = huge, lowest_logit = huge;
+    for (int64_t i = begin; i < end; ++i) {
+      T* row = this->matrix_ + i * layout.stride();
+      V max = floor;
+      for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
+        const V x = hn::Load(d, row + jv * kLanes);
+        max = hn::Max(max, x);
+        lowest_logit = hn::Min(lowest_logit, layout.ReplacePads(jv, x, huge));
+      }
+      max = layout.ReduceMax(max);
+      lowest_row = hn::Min(lowest_row, max);
+      if (this->spec_.softmax()) {
+        smallest = hn::Min(smallest, SoftmaxRow(i, max, floor, row));
+      } else {
+        smallest = hn::Min(smallest, ExpRow(i, max, floor, row));
+      }
+    }
+    hn::Store(layout.ReduceMin(smallest), d, scalars[Base::kSmallest].value);
+    hn::Store(lowest_row, d, scalars[Base::kLowestRow].value);
+    hn::Store(layout.ReduceMin(lowest_logit), d, scalars[Base::kLowestLogit].value);
+  }
+
+  // K = (exp(W) + offset) exp(-top). Returns the row's smallest entry.
+  V ExpRow(int64_t i, V max, V floor, T* row) {
+    const D d;
+    const Layout& layout = this->layout_;
+    const double offset = this->spec_.recipe.offset;
+    const V top = offset > 0 ? hn::Max(max, hn::Set(d, static_cast<T>(std::log(offset)))) : max;
+    const V added = offset > 0 ? Exp(d, hn::Sub(hn::Set(d, static_cast<T>(std::log(offset))), top)) : hn::Zero(d);
+    V smallest = hn::Set(d, T(1));
+    for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
+      const V e = ExpBounded(d, hn::Sub(hn::Max(hn::Load(d, row + jv * kLanes), floor), top));
+      smallest = hn::Min(smallest, PutEntry(i, jv, e, hn::Add(e, added), row));
+    }
+    const V start = this->spec_.recipe.guard == Guard::kNone
+                        ? hn::Set(d, T(1))  // Not used: the first step replaces it.
+                        : hn::Mul(Exp(d, hn::Min(top, hn::Set(d, T(kRange)))), hn::Load(d, this->marginals_.col_scale.value));
+    layout.StoreRow(start, this->U(0), i);
+    return smallest;
+  }
+
+  // K = r softmax(W) + offset.
+  V SoftmaxRow(int64_t i, V max, V floor, T* row) {
+    const D d;
+    const Layout& layout = this->layout_;
+    V sum = hn::Zero(d);
+    for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
+      const V e = ExpBounded(d, hn::Sub(hn::Max(hn::Load(d, row + jv * kLanes), floor), max));
+      hn::Store(e, d, row + jv * kLanes);
+      sum = hn::Add(sum, layout.KeepColumns(jv, e));
+    }
+    const V marginal = hn::Mul(layout.LoadRow(this->marginals_.row, i), hn::Load(d, this->marginals_.row_unscale.value));
+    const V scale = hn::Mul(marginal, Reciprocal(d, layout.Reduce(sum)));
+    const V offset = hn::Set(d, static_cast<T>(this->spec_.recipe.offset));
+    V smallest = hn::Set(d, T(1));
+    for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
+      const V e = hn::Mul(hn::Load(d, row + jv * kLanes), scale);
+      smallest = hn::Min(smallest, PutEntry(i, jv, e, hn::Add(e, offset), row));
+    }
+    layout.StoreRow(hn::Load(d, this->marginals_.row_scale.value), this->U(0), i);
+    return smallest;
+  }
+
+  V PutEntry(int64_t i, int64_t jv, V e, V entry, T* row) {
+    const D d;
+    const Layout& layout = this->layout_;
+    hn::Store(layout.KeepColumns(jv, entry), d, row + jv * kLanes);
+    if (this->factor_ != nullptr) {
+      hn::Store(layout.KeepColumns(jv, hn::Div(e, entry)), d, this->factor_ + i * layout.stride() + jv * kLanes);
+    }
+    return layout.ReplacePads(jv, entry, hn::Set(d, T(1)));
+  }
+
+  void EndStart() {
+    const D d;
+    const Layout& layout = this->layout_;
+    const Recipe& recipe = this->spec_.recipe;
+    const auto min = [](V a, V b) HWY_ATTR { return hn::Min(a, b); };
+    const V range = hn::Sub(hn::Set(d, T(kRange)), hn::Load(d, this->marginals_.range.value));
+    auto safe = hn::Ge(this->Combined(Base::kSmallest, min), Exp(d, hn::Neg(range)));
+    if (recipe.guard != Guard::kNone && !this->spec_.softmax()) {
+      safe = hn::And(safe, hn::Ge(this->Combined(Base::kLowestRow, min), hn::Set(d, T(kLowest))));
+    }
+    if (recipe.guard != Guard::kNone) {  // Else old / guard could overflow, or a large guard shrink P to nothing.
+      const V large = hn::Set(d, T(1e6)), small = hn::Set(d, T(1e-12));
+      const V row = RowGuard(), col = ColGuard();
+      safe = hn::And(safe, hn::And(hn::And(hn::Le(row, large), hn::Le(col, large)),
+                                   hn::And(hn::Ge(row, small), hn::Ge(col, small))));
+    }
+    if (this->spec_.unrolled) {  // No factor is kept for logits below the floor here.
+      const double floor = std::max<double>(recipe.logit_floor, std::numeric_limits<T>::lowest());
+      safe = hn::And(safe, hn::Gt(this->Combined(Base::kLowestLogit, min), hn::Set(d, static_cast<T>(floor))));
+    }
+    if (!hn::AllTrue(d, safe)) this->HandOn(hn::Not(safe));
+    for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
+      hn::Store(layout.KeepColumns(jv, hn::Set(d, T(1))), d, this->W(0) + jv * kLanes);
+    }
+  }
+
+  // ---- Iteration ------------------------------------------------------------------------------------------------------------
+  void IterateRows(int64_t block, int64_t begin, int64_t end) {
+    WithGuard([&](auto guard) HWY_ATTR { this->template IterateRowsGuarded<guard()>(block, begin, end); });
+  }
+  template <Guard kGuard>
+  void IterateRowsGuarded(int64_t block, int64_t begin, int64_t end) {
+    const T* old = this->U(this->t_ - 1);
+    T* now = this->U(this->t_);
+    T* sums = this->stops_early() ? this->row_sum_ : nullptr;
+    const T* marginal = this->marginals_.row;
+    const bool skip = this->row_step_is_done();
+    const V guard = RowGuard(), inverse = Inverse(guard);
+    this->layout_.Sweep(this->matrix_, begin, end, this->W(this->t_ - 1), this->Accumulator(block),
+                        [=](auto row, V s) HWY_ATTR {
+                          const V before = row.Load(old);
+                          if (sums != nullptr) row.Store(s, sums);
+                          V u = Rescaled<kGuard>(D(), s, before, row.Load(marginal), guard, inverse);
+                          if (skip) u = before;
+                          row.Store(u, now);
+                          return u;
+                        });
+  }
+
+  void EndRows() { this->EndIteration(); }
+  void ColumnRows(int64_t, int64_t, int64_t) {}  // No second pass.
+  void EndColumns() {}
+
+  V RowErrorBefore() const {
+    const D d;
+    const T* u = this->U(this->t_ - 1);
+    const V scale = hn::Load(d, this->marginals_.col_unscale.value), unscale = hn::Load(d, this->marginals_.row_unscale.value);
+    return this->L1(this->layout_.row_elements(), [&](int64_t k) HWY_ATTR {
+      const V sum = hn::Mul(hn::Mul(hn::Load(d, u + k), hn::Load(d, this->row_sum_ + k)), scale);
+      return hn::NegMulAdd(hn::Load(d, this->marginals_.row + k), unscale, sum);
+    });
+  }
+
+  void UpdateColumns() {
+    WithGuard([&](auto guard) HWY_ATTR { this->template UpdateColumnsGuarded<guard()>(); });
+  }
+  template <Guard kGuard>
+  void UpdateColumnsGuarded() {
+    const D d;
+    const Layout& layout = this->layout_;
+    this->CombineColumns(this->Accumulator(0));
+    const T* sums = this->Accumulator(0);
+    const T* old = this->W(this->t_ - 1);
+    T* now = this->W(this->t_);
+    const V guard = ColGuard(), inverse = Inverse(guard);
+    for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
+      const int64_t k = jv * kLanes;
+      const V v = Rescaled<kGuard>(d, hn::Load(d, sums + k), hn::Load(d, old + k), hn::Load(d, this->marginals_.col + k),
+                                   guard, inverse);
+      hn::Store(layout.KeepColumns(jv, v), d, now + k);
+    }
+    if (!this->stops_early()) return;
+    this->KeepStopped(old, layout.col_elements(), now);
+    const V unscale = hn::Load(d, this->marginals_.col_unscale.value);
+    const V error = this->L1(layout.col_elements(), [&](int64_t k) HWY_ATTR {
+      return hn::Mul(unscale, hn::MulSub(hn::Load(d, now + k), hn::Load(d, sums + k), hn::Load(d, this->marginals_.col + k)));
+    });
+    hn::Store(error, d, this->col_error_.value);
+  }
+
+  // ---- P, its sums and, backward, bar K of the last step ----------------------------------------------------------------------
+  void FinalRows(int64_t block, int64_t begin, int64_t end) {
+    const D d;
+    const Layout& layout = this->layout_;
+    const V unscale = hn::Load(d, this->marginals_.col_unscale.value);
+    const bool backward = this->spec_.unrolled;
+    T* col_sums = this->Accumulator(block);
+    T* col_bars = backward ? this->SecondAccumulator(block) : nullptr;
+    std::fill(col_sums, col_sums + layout.col_elements(), T(0));
+    if (backward) std::fill(col_bars, col_bars + layout.col_elements(), T(0));
+    const T* v = this->W(this->t_);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t at = i * layout.stride();
+      const V u = hn::Mul(layout.LoadRow(this->U(this->t_), i), unscale);
+      V row_sum = hn::Zero(d), row_bar = hn::Zero(d);
+      for (int64_t k = 0; k < layout.stride(); k += kLanes) {
+        const V p = hn::Mul(hn::Mul(hn::Load(d, this->matrix_ + at + k), u), hn::Load(d, v + k));
+        hn::Store(p, d, this->plan_ + at + k);
+        row_sum = hn::Add(row_sum, p);
+        hn::Store(hn::Add(hn::Load(d, col_sums + k), p), d, col_sums + k);
+        if (!backward) continue;
+        const V bar = hn::Mul(hn::Load(d, this->cotangent_ + at + k), p);
+        hn::Store(bar, d, this->cotangent_ + at + k);
+        row_bar = hn::Add(row_bar, bar);
+        hn::Store(hn::Add(hn::Load(d, col_bars + k), bar), d, col_bars + k);
+      }
+      layout.StoreRow(layout.Reduce(row_sum), this->row_sum_, i);
+      if (backward) layout.StoreRow(layout.Reduce(row_bar), this->row_bar_, i);
+    }
+  }
+
+  // ---- Reverse of iteration t: columns, then rows ---------------------------------------------------------------------------------
+  void BeginReverseStep() {
+    WithGuard([&](auto guard) HWY_ATTR { this->template ReverseColumns<guard()>(); });
+  }
+  template <Guard kGuard>
+  void ReverseColumns() {
+    const D d;
+    const T* old = this->W(this->t_ - 1);
+    const T* now = this->W(this->t_);
+    T* y = this->Y(this->t_);
+    const auto idle = Idle();
+    const V guard = ColGuard(), inverse = Inverse(guard);
+    for (int64_t jv = 0; jv < this->layout_.vectors(); ++jv) {
+      const int64_t k = jv * kLanes;
+      const V bar = hn::Load(d, this->col_bar_ + k);
+      V carried = bar;
+      const V multiplier = Unscaled<kGuard>(d, hn::Load(d, old + k), hn::Load(d, now + k), hn::Load(d, this->marginals_.col + k),
+                                            hn::Load(d, this->marginals_.col_inverse + k), guard, inverse, &carried);
+      hn::Store(hn::IfThenZeroElse(idle, multiplier), d, y + k);
+      hn::Store(this->layout_.KeepColumns(jv, hn::IfThenElse(idle, bar, carried)), d, this->col_bar_ + k);
+    }
+  }
+
+  // Lanes whose result is of an earlier iteration than t.
+  hn::Mask<D> Idle() const {
+    const D d;
+    const V stopped = hn::Load(d, this->stopped_.value);
+    return hn::And(hn::Ne(stopped, hn::Zero(d)), hn::Lt(stopped, hn::Set(d, static_cast<T>(this->t_))));
+  }
+
+  void ReverseRows(int64_t block, int64_t begin, int64_t end) {
+    WithGuard([&](auto guard) HWY_ATTR { this->template ReverseRowsGuarded<guard()>(block, begin, end); });
+  }
+  template <Guard kGuard>
+  void ReverseRowsGuarded(int64_t block, int64_t begin, int64_t end) {
+    const T* old = this->U(this->t_ - 1);
+    const T* now = this->U(this->t_);
+    T* x = this->X(this->t_);
+    T* row_bar = this->row_bar_;
+    const T* marginal = this->marginals_.row;
+    const T* inverse_marginal = this->marginals_.row_inverse;
+    const auto idle = Idle();
+    const bool skip = this->row_step_is_done();
+    const V guard = RowGuard(), inverse = Inverse(guard);
+    this->layout_.Sweep(this->matrix_, begin, end, this->Y(this->t_), this->Accumulator(block),
+                        [=](auto row, V s) HWY_ATTR {
+                          const D d;
+                          const V u = row.Load(now);
+                          const V bar = hn::NegMulAdd(u, s, row.Load(row_bar));
+                          V carried = bar;
+                          V multiplier = Unscaled<kGuard>(d, row.Load(old), u, row.Load(marginal), row.Load(inverse_marginal),
+                                                          guard, inverse, &carried);
+                          multiplier = hn::IfThenZeroElse(idle, multiplier);
+                          if (skip) multiplier = hn::Zero(d);
+                          row.Store(multiplier, x);
+                          row.Store(hn::IfThenElse(idle, bar, carried), row_bar);
+                          return multiplier;
+                        });
+  }
+
+  void EndReverse() {
+    const D d;
+    this->CombineColumns(this->Accumulator(0));
+    const T* v = this->W(this->t_ - 1);
+    for (int64_t k = 0; k < this->layout_.col_elements(); k += kLanes) {
+      const V bar = hn::NegMulAdd(hn::Load(d, v + k), hn::Load(d, this->Accumulator(0) + k), hn::Load(d, this->col_bar_ + k));
+      hn::Store(bar, d, this->col_bar_ + k);
+    }
+  }
+
+  // ---- bar K = dP * P - K * sum_t (u_t y_t^T + x_t v_{t-1}^T) ---------------------------------------------------------------
+  void GradientRows(int64_t begin, int64_t end) {
+    int64_t i = begin;
+    for (; i + 4 <= end; i += 4) GradientTiles<4>(i);
+    for (; i < end; ++i) GradientTiles<1>(i);
+  }
+  template <int R>
+  void GradientTiles(int64_t i) {
+    int64_t jv = 0;
+    for (; jv + 4 <= this->layout_.vectors(); jv += 4) GradientTile<R, 4>(i, jv);
+    for (; jv < this->layout_.vectors(); ++jv) GradientTile<R, 1>(i, jv);
+  }
+  template <int R, int C>
+  void GradientTile(int64_t i, int64_t jv) {
+    const D d;
+    const Layout& layout = this->layout_;
+    V sum[R][C];
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) sum[r][c] = hn::Zero(d);
+    }
+    const int32_t last = this->last_;
+    for (int32_t t = 1; t <= last; ++t) {
+      const T* u = this->U(t);
+      const T* x = this->X(t);
+      const T* v = this->W(t - 1) + jv * kLanes;
+      const T* y = this->Y(t) + jv * kLanes;
+      V vc[C], yc[C];
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        vc[c] = hn::Load(d, v + c * kLanes);
+        yc[c] = hn::Load(d, y + c * kLanes);
+      }
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+        const V ur = layout.LoadRow(u, i + r), xr = layout.LoadRow(x, i + r);
+        SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+          sum[r][c] = hn::MulAdd(ur, yc[c], hn::MulAdd(xr, vc[c], sum[r][c]));
+        }
+      }
+    }
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        const int64_t at = (i + r) * layout.stride() + (jv + c) * kLanes;
+        T* bar = this->cotangent_ + at;
+        hn::Store(hn::NegMulAdd(hn::Load(d, this->matrix_ + at), sum[r][c], hn::Load(d, bar)), d, bar);
+      }
+    }
+  }
+  // gradient_ij -= softmax_ij * total, softmax = factor K / r.
+  void SoftmaxBackward(int64_t i, V total) {
+    const D d;
+    const Layout& layout = this->layout_;
+    const V marginal = hn::Mul(layout.LoadRow(this->marginals_.row, i), hn::Load(d, this->marginals_.row_unscale.value));
+    const V scale = hn::Div(total, marginal);
+    for (int64_t k = 0; k < layout.stride(); k += kLanes) {
+      const int64_t at = i * layout.stride() + k;
+      V softmax = hn::Load(d, this->matrix_ + at);
+      if (this->factor_ != nullptr) softmax = hn::Mul(softmax, hn::Load(d, this->factor_ + at));
+      hn::Store(hn::NegMulAdd(softmax, scale, hn::Load(d, this->cotangent_ + at)), d, this->cotangent_ + at);
+    }
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace normalization
+}  // namespace cpu
+}  // namespace sinkhorn
+HWY_AFTER_NAMESPACE();
+
+#endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_

@@ -1,0 +1,466 @@
+// What all forward solvers share: their memory, the sequence of passes, the stopping rule, the certificate, the outputs.
+//
+// A recipe is P = diag(u) K diag(v), u and v updated in turn. The derived class (linear or log domain) supplies the
+// arithmetic of a pass over some rows and the update of the columns after it; EndPass decides what comes next:
+//
+//   start | iterate [columns] ... iterate [columns] | final [| reverse ... reverse | gradient]
+//
+// Unrolled backward. A half step divides row i by h(s_i), s_i its sum in the current P, h the guard. With
+// theta = d log h / d log s the adjoints of log u, log v and log K obey, for a row step with weights Q = K v / (K v)1,
+//   bar K -= theta_i bar u_i Q_ij,  bar v_j -= sum_i theta_i bar u_i Q_ij,  bar u_i <- (1 - theta_i) bar u_i,
+// and theta_i Q_ij = (u_i / r_i) K_ij v_j for every guard (theta = 0 where max is clamped). So the state of an iteration
+// is two vectors, and its reverse two products with K.
+#if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_
+#undef SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_
+#else
+#define SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/normalization_io-inl.h"
+#include "kernels/cpu/normalization_kernels.h"
+#include "kernels/cpu/normalization_marginals-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sinkhorn {
+namespace cpu {
+namespace normalization {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Rows per block: by shape alone, so that partial sums are always combined alike.
+inline int64_t BlockRows(int64_t rows, int64_t cols) {
+  constexpr int64_t kElements = 1 << 15;
+  if (rows * cols <= 4 * kElements) return rows;
+  return std::min(rows, RoundUp(std::max<int64_t>(kElements / cols, 1), 16));
+}
+
+enum class Pass : uint8_t { kStart, kIterate, kColumns, kFinal, kReverse, kGradient, kDone };
+
+template <class Derived, class Layout_, bool kLog>
+class ForwardSolver : public MatrixSolver {
+ public:
+  using Layout = Layout_;
+  using T = typename Layout::T;
+  using D = typename Layout::D;
+  using V = typename Layout::V;
+  using Io = typename IoOf<Layout>::Type;
+  static constexpr int64_t kLanes = Layout::kLanes;
+  static constexpr int64_t kMembers = Layout::kMembers;
+  using Scalar = LaneScalar<T, kLanes>;
+
+  // `plan_copy`: P is written there too, by lane (LaneLayout) or as member 0.
+  ForwardSolver(const NormalizationSpec& spec, Arena* arena, const MatrixTensor& plan_copy)
+      : spec_(spec),
+        layout_(spec.rows, spec.cols),
+        io_(layout_, spec.transposed),
+        plan_copy_(plan_copy),
+        block_rows_(Layout::kPerLane ? spec.rows : BlockRows(spec.rows, spec.cols)),
+        blocks_((spec.rows + block_rows_ - 1) / block_rows_),
+        marginals_(spec, layout_, arena) {
+    const int64_t matrix = layout_.matrix_elements(), row = layout_.row_elements(), col = layout_.col_elements();
+    const int64_t slots = spec.unrolled ? spec.iterations + 1 : 2;
+    matrix_ = arena->Take<T>(matrix);
+    u_ = arena->Take<T>(slots * row);
+    v_ = arena->Take<T>(slots * col);
+    row_sum_ = arena->Take<T>(row);
+    accumulator_ = arena->Take<T>(blocks_ * col);
+    block_scalar_ = arena->Take<Scalar>(blocks_ * kBlockScalars);
+    plan_ = matrix_;
+    if (kLog || spec.unrolled) second_accumulator_ = arena->Take<T>(blocks_ * col);
+    if (!spec.unrolled) return;
+    plan_ = arena->Take<T>(matrix);
+    cotangent_ = arena->Take<T>(matrix);
+    if (kLog || spec.recipe.offset > 0) factor_ = arena->Take<T>(matrix);
+    x_ = arena->Take<T>(slots * row);
+    y_ = arena->Take<T>(slots * col);
+    row_bar_ = arena->Take<T>(row);
+    col_bar_ = arena->Take<T>(col);
+  }
+
+  // Begins with these members. REQUIRES: 1 <= count <= kMembers.
+  void Begin(const int64_t* members, int64_t count) {
+    for (int64_t l = 0; l < kMembers; ++l) {
+      group_.member[l] = members[l < count ? l : 0];
+      group_.store[l] = l < count;
+      if (spec_.dustbin) group_.border[l] = spec_.DustbinScore(group_.member[l]);
+      convergence_[l] = Convergence();
+      convergence_[l].iterations = spec_.iterations;
+    }
+    if (spec_.own_marginals || !begun_) marginals_.Load(group_);
+    if (!Layout::kPerLane && !begun_) {  // The padding of row quantities takes part in sums.
+      std::fill(row_sum_, row_sum_ + layout_.row_elements(), T(0));
+      std::fill(u_, u_ + (spec_.unrolled ? spec_.iterations + 1 : 2) * layout_.row_elements(), T(0));
+    }
+    stopped_.Fill(0);
+    redo_.clear();
+    finite_ = true;
+    begun_ = true;
+    t_ = 0;
+    pass_ = Pass::kStart;
+  }
+
+  int64_t blocks() const final { return blocks_; }
+  int64_t stage_bytes() const final {
+    return Io::StageElements(layout_, block_rows_) * static_cast<int64_t>(sizeof(T));
+  }
+  const Group<kMembers>& group() const { return group_; }
+
+  void RunBlock(int64_t block, void* stage) final {
+    const int64_t begin = block * block_rows_, end = std::min(begin + block_rows_, layout_.rows());
+    T* typed_stage = static_cast<T*>(stage);
+    switch (pass_) {
+      case Pass::kStart:
+        io_.Load(InputTensor(inputs().logits, spec_.problem.n, spec_.problem.m), spec_.dustbin, group_, begin, end,
+                 std::numeric_limits<T>::lowest(), typed_stage, matrix_);
+        return derived().StartRows(begin, end, BlockScalars(block));
+      case Pass::kIterate:
+        return derived().IterateRows(block, begin, end);
+      case Pass::kColumns:
+        return derived().ColumnRows(block, begin, end);
+      case Pass::kFinal:
+        if (spec_.unrolled) {
+          io_.Load(InputTensor(inputs().cotangent, spec_.n, spec_.m), false, group_, begin, end, 0, typed_stage, cotangent_);
+        }
+        derived().FinalRows(block, begin, end);
+        return StorePlan(begin, end, typed_stage);
+      case Pass::kReverse:
+        return derived().ReverseRows(block, begin, end);
+      case Pass::kGradient:
+        derived().GradientRows(begin, end);
+        FinishGradient(begin, end, BlockScalars(block));
+        return io_.Store(cotangent_, group_, spec_.dustbin, begin, end, typed_stage,
+                         OutputTensor(outputs().gradient_logits, spec_.problem.n, spec_.problem.m));
+      case Pass::kDone:
+        return;
+    }
+  }
+
+  bool EndPass() final {
+    switch (pass_) {
+      case Pass::kStart:
+        derived().EndStart();
+        pass_ = StoresAny() ? Pass::kIterate : Pass::kDone;
+        t_ = 1;
+        break;
+      case Pass::kIterate:
+        derived().EndRows();
+        break;
+      case Pass::kColumns:
+        derived().EndColumns();
+        break;
+      case Pass::kFinal:
+        Certify();
+        pass_ = Pass::kDone;
+        if (spec_.unrolled && StoresAny()) BeginReverse();
+        break;
+      case Pass::kReverse:
+        derived().EndReverse();
+        --t_;
+        BeginReverseStep();
+        break;
+      case Pass::kGradient:
+        EndGradient();
+        pass_ = Pass::kDone;
+        break;
+      case Pass::kDone:
+        break;
+    }
+    return pass_ != Pass::kDone;
+  }
+
+  void Report(NormalizationTally* tally) const final {
+    for (int64_t l = 0; l < kMembers; ++l) {
+      if (group_.store[l]) tally->Add(convergence_[l]);
+    }
+    tally->redo.insert(tally->redo.end(), redo_.begin(), redo_.end());
+    tally->finite &= finite_;
+  }
+  Convergence progress() const final {
+    Convergence now = convergence_[0];
+    if (pass_ < Pass::kFinal) now.iterations = std::max(t_ - 1, 0);
+    return now;
+  }
+
+ protected:
+  enum { kSmallest, kLowestRow, kLowestLogit, kBorder, kInfinite, kBlockScalars };
+
+  Derived& derived() { return static_cast<Derived&>(*this); }
+  const NormalizationInputs& inputs() const { return spec_.problem.normalization; }
+  const Outputs& outputs() const { return spec_.problem.outputs; }
+
+  // State of iteration t, 0 before the first. Only the backward pass needs more than the last two.
+  T* U(int32_t t) const { return u_ + (spec_.unrolled ? t : t & 1) * layout_.row_elements(); }
+  T* W(int32_t t) const { return v_ + (spec_.unrolled ? t : t & 1) * layout_.col_elements(); }
+  // The reverse of iteration t: row and column multipliers.
+  T* X(int32_t t) const { return x_ + t * layout_.row_elements(); }
+  T* Y(int32_t t) const { return y_ + t * layout_.col_elements(); }
+  T* Accumulator(int64_t block) const { return accumulator_ + block * layout_.col_elements(); }
+  T* SecondAccumulator(int64_t block) const { return second_accumulator_ + block * layout_.col_elements(); }
+  Scalar* BlockScalars(int64_t block) const { return block_scalar_ + block * kBlockScalars; }
+  bool row_step_is_done() const { return spec_.softmax() && t_ == 1; }
+  bool stops_early() const { return spec_.tolerance > 0; }
+
+  // Combines a scalar of all blocks.
+  template <class F>
+  V Combined(int which, F combine) const {
+    V result = hn::Load(D(), BlockScalars(0)[which].value);
+    for (int64_t b = 1; b < blocks_; ++b) result = combine(result, hn::Load(D(), BlockScalars(b)[which].value));
+    return result;
+  }
+  // Adds up the blocks' partial columns into the first one, in order.
+  void CombineColumns(T* partial) const {
+    const D d;
+    for (int64_t b = 1; b < blocks_; ++b) {
+      for (int64_t k = 0; k < layout_.col_elements(); k += kLanes) {
+        const V other = hn::Load(d, partial + b * layout_.col_elements() + k);
+        hn::Store(hn::Add(hn::Load(d, partial + k), other), d, partial + k);
+      }
+    }
+  }
+
+  // Lanes that this tier cannot hold: not stored, handed on.
+  template <class M>
+  void HandOn(M lanes) {
+    HWY_ALIGN T flag[kLanes];
+    hn::Store(hn::IfThenElse(lanes, hn::Set(D(), T(1)), hn::Zero(D())), D(), flag);
+    for (int64_t l = 0; l < kMembers; ++l) {
+      if (!group_.store[l] || flag[l] == 0) continue;
+      group_.store[l] = false;
+      redo_.push_back(group_.member[l]);
+    }
+  }
+
+  const NormalizationSpec& spec_;
+  const Layout layout_;
+  const Io io_;
+  const MatrixTensor plan_copy_;
+  const int64_t block_rows_, blocks_;
+  ScaledMarginals<Layout, kLog> marginals_;
+  Group<kMembers> group_;
+  Pass pass_ = Pass::kDone;
+  int32_t t_ = 0;   // The iteration that is being done or reversed, from 1.
+  int32_t last_ = 0;
+  Scalar stopped_;  // 0: goes on; else the iteration whose result stands.
+
+  T* matrix_ = nullptr;     // K, or its logarithm
+  T* plan_ = nullptr;
+  T* cotangent_ = nullptr;  // dL/dP; then bar K as it develops; then the gradient
+  T* factor_ = nullptr;     // d log K / d W; null: 1
+  T *u_ = nullptr, *v_ = nullptr, *x_ = nullptr, *y_ = nullptr;
+  T *row_sum_ = nullptr, *row_bar_ = nullptr, *col_bar_ = nullptr;
+  T *accumulator_ = nullptr, *second_accumulator_ = nullptr;
+  Scalar* block_scalar_ = nullptr;
+
+ private:
+  bool StoresAny() const {
+    return std::any_of(group_.store, group_.store + kMembers, [](bool store) { return store; });
+  }
+
+ protected:
+  // ---- The end of an iteration ------------------------------------------------------------------------------------------
+  void EndIteration() {
+    if (stops_early() && t_ > 1) Stop();
+    derived().UpdateColumns();
+    if (t_ == spec_.iterations || AllStopped()) {
+      pass_ = Pass::kFinal;
+      last_ = t_;
+    } else {
+      ++t_;
+      pass_ = Pass::kIterate;
+    }
+  }
+
+ private:
+  // The row sums that iteration t_ met are those of the result of iteration t_ - 1: where both errors are small enough
+  // that result stands, so u keeps its old value (and UpdateColumns will keep v).
+  void Stop() {
+    const D d;
+    const V row_error = derived().RowErrorBefore();
+    const V col_error = hn::Load(d, col_error_.value);
+    const V tolerance = hn::Set(d, static_cast<T>(spec_.tolerance));
+    const V stopped = hn::Load(d, stopped_.value);
+    const auto stops = hn::And(hn::Eq(stopped, hn::Zero(d)),
+                               hn::And(hn::Le(row_error, tolerance), hn::Le(col_error, tolerance)));
+    hn::Store(hn::IfThenElse(stops, hn::Set(d, static_cast<T>(t_ - 1)), stopped), d, stopped_.value);
+    hn::Store(hn::IfThenElse(stops, row_error, hn::Load(d, row_error_.value)), d, row_error_.value);
+    hn::Store(hn::IfThenElse(stops, col_error, hn::Load(d, stopped_col_error_.value)), d, stopped_col_error_.value);
+    KeepStopped(U(t_ - 1), layout_.row_elements(), U(t_));
+  }
+
+  bool AllStopped() const {
+    return stops_early() && hn::AllTrue(D(), hn::Ne(hn::Load(D(), stopped_.value), hn::Zero(D())));
+  }
+
+ protected:
+  // Copies old over now in the lanes that have stopped.
+  void KeepStopped(const T* old, int64_t elements, T* now) const {
+    const D d;
+    const auto stopped = hn::Ne(hn::Load(d, stopped_.value), hn::Zero(d));
+    for (int64_t k = 0; k < elements; k += kLanes) {
+      hn::Store(hn::IfThenElse(stopped, hn::Load(d, old + k), hn::Load(d, now + k)), d, now + k);
+    }
+  }
+  // sum |value_k - marginal_k|, a lane scalar; value(k) and marginal(k) give vectors of elements k ...
+  template <class Value>
+  V L1(int64_t elements, Value difference) const {
+    V sum = hn::Zero(D());
+    for (int64_t k = 0; k < elements; k += kLanes) sum = hn::Add(sum, hn::Abs(difference(k)));
+    return layout_.Reduce(sum);
+  }
+  Scalar col_error_;  // After the last column step; kept by UpdateColumns when stops_early().
+
+ private:
+  // ---- The certificate --------------------------------------------------------------------------------------------------
+  void Certify() {
+    const D d;
+    CombineColumns(Accumulator(0));
+    const V row_unscale = hn::Load(d, marginals_.row_unscale.value);
+    const V col_unscale = hn::Load(d, marginals_.col_unscale.value);
+    V rows = L1(layout_.row_elements(), [&](int64_t k) HWY_ATTR {
+      return hn::NegMulAdd(hn::Load(d, marginals_.row + k), row_unscale, hn::Load(d, row_sum_ + k));
+    });
+    V cols = L1(layout_.col_elements(), [&](int64_t k) HWY_ATTR {
+      return hn::NegMulAdd(hn::Load(d, marginals_.col + k), col_unscale, hn::Load(d, Accumulator(0) + k));
+    });
+    const auto bad = hn::Not(hn::Lt(hn::Add(rows, cols), hn::Set(d, std::numeric_limits<T>::max())));
+    if (Derived::kStopsOnFreeResidual && stops_early()) {  // The errors that stopped it: the sums of P differ from them by rounding.
+      const auto stopped = hn::Ne(hn::Load(d, stopped_.value), hn::Zero(d));
+      rows = hn::IfThenElse(stopped, hn::Load(d, row_error_.value), rows);
+      cols = hn::IfThenElse(stopped, hn::Load(d, stopped_col_error_.value), cols);
+    }
+    if (!hn::AllFalse(d, bad)) Fail(bad);
+    hn::Store(rows, d, row_error_.value);
+    hn::Store(cols, d, col_error_.value);
+    WriteConvergence();
+    StoreSums();
+  }
+
+  template <class M>
+  void Fail(M lanes) {
+    if constexpr (kLog) {
+      finite_ = false;
+    } else {
+      HandOn(lanes);
+    }
+  }
+
+  void WriteConvergence() {
+    for (int64_t l = 0; l < kMembers; ++l) {
+      if (!group_.store[l]) continue;
+      Convergence& c = convergence_[l];
+      if (stopped_.value[l] != 0) c.iterations = static_cast<int32_t>(stopped_.value[l]);
+      c.marginal_error_a = spec_.transposed ? col_error_.value[l] : row_error_.value[l];
+      c.marginal_error_b = spec_.transposed ? row_error_.value[l] : col_error_.value[l];
+      derived().Judge(l, std::max(c.marginal_error_a, c.marginal_error_b), &c);
+      if (outputs().convergence != nullptr) outputs().convergence[group_.member[l]] = c;
+    }
+  }
+
+ protected:
+  // Whether and why member l, with the larger of its errors, counts as converged.
+  void Judge(int64_t, double error, Convergence* convergence) const {
+    convergence->converged = error <= spec_.tolerance;
+    convergence->stop_reason =
+        convergence->converged && stops_early() ? StopReason::kTolerance : StopReason::kMaxIterations;
+  }
+
+ private:
+
+  void StoreSums() const {
+    const OutputView& of_rows = spec_.transposed ? outputs().column_sums : outputs().row_sums;
+    const OutputView& of_cols = spec_.transposed ? outputs().row_sums : outputs().column_sums;
+    if (of_rows) StoreVector(row_sum_, layout_.rows(), of_rows);
+    if (of_cols) StoreVector(Accumulator(0), layout_.cols(), of_cols);
+  }
+  void StoreVector(const T* x, int64_t size, const OutputView& view) const {
+    std::vector<T> one(size);
+    constexpr int64_t kStep = Layout::kPerLane ? kLanes : 1;
+    for (int64_t l = 0; l < kMembers; ++l) {
+      if (!group_.store[l]) continue;
+      for (int64_t k = 0; k < size; ++k) one[k] = x[k * kStep + l];
+      StoreRow(view.dtype, one.data(), size, view.data, group_.member[l] * size);
+    }
+  }
+
+  void StorePlan(int64_t begin, int64_t end, T* stage) const {
+    if (outputs().plan) {
+      io_.Store(plan_, group_, false, begin, end, stage, OutputTensor(outputs().plan, spec_.n, spec_.m));
+    }
+    if (!plan_copy_) return;
+    Group<kMembers> copies = group_;
+    for (int64_t l = 0; l < kMembers; ++l) copies.member[l] = l;
+    io_.Store(plan_, copies, false, begin, end, stage, plan_copy_);
+  }
+
+  // ---- Backward ---------------------------------------------------------------------------------------------------------
+  void BeginReverse() {
+    CombineColumns(SecondAccumulator(0));  // sum_i dP_ij P_ij
+    std::copy(SecondAccumulator(0), SecondAccumulator(0) + layout_.col_elements(), col_bar_);
+    BeginReverseStep();
+  }
+  void BeginReverseStep() {
+    if (t_ == 0) {
+      pass_ = Pass::kGradient;
+      return;
+    }
+    pass_ = Pass::kReverse;
+    derived().BeginReverseStep();
+  }
+
+  // bar K becomes dL/dW: through offset and softmax; then the dustbin's share and the check for overflow.
+  void FinishGradient(int64_t begin, int64_t end, Scalar* scalars) {
+    const D d;
+    V infinite = hn::Zero(d);
+    for (int64_t i = begin; i < end; ++i) {
+      T* gradient = cotangent_ + i * layout_.stride();
+      const T* factor = factor_ == nullptr ? nullptr : factor_ + i * layout_.stride();
+      V total = hn::Zero(d);
+      for (int64_t k = 0; k < layout_.stride(); k += kLanes) {
+        V g = hn::Load(d, gradient + k);
+        if (factor != nullptr) g = hn::Mul(g, hn::Load(d, factor + k));
+        hn::Store(g, d, gradient + k);
+        total = hn::Add(total, g);
+        infinite = hn::MulAdd(g, hn::Zero(d), infinite);
+      }
+      if (spec_.softmax()) derived().SoftmaxBackward(i, layout_.Reduce(total));
+    }
+    hn::Store(layout_.Reduce(infinite), d, scalars[kInfinite].value);
+    hn::Store(layout_.BorderSum(cotangent_, begin, end), d, scalars[kBorder].value);
+  }
+
+  void EndGradient() {
+    const OutputView& view = outputs().gradient_dustbin_score;
+    for (int64_t l = 0; l < kMembers; ++l) {
+      if (!group_.store[l]) continue;
+      T infinite = 0, border = 0;
+      for (int64_t b = 0; b < blocks_; ++b) {
+        infinite += BlockScalars(b)[kInfinite].value[l];
+        border += BlockScalars(b)[kBorder].value[l];
+      }
+      if (!(infinite == 0)) finite_ = false;
+      if (spec_.dustbin && view) StoreRow(view.dtype, &border, 1, view.data, group_.member[l]);
+    }
+  }
+
+  Convergence convergence_[kMembers];
+  std::vector<int64_t> redo_;
+  Scalar row_error_, stopped_col_error_;
+  bool finite_ = true;
+  bool begun_ = false;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace normalization
+}  // namespace cpu
+}  // namespace sinkhorn
+HWY_AFTER_NAMESPACE();
+
+#endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_
