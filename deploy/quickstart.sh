@@ -25,7 +25,7 @@ mkdir -p "$dir"
 
 main() {
   step "Installing Debian packages" install.log ./deploy/install.sh
-  step "Building the server" build.log build_server
+  step "Building the server (minutes, the first time)" build.log build_server
   step "Installing the Python client" client.log install_client
   start_server
   echo
@@ -38,8 +38,8 @@ main() {
 step() {
   local title=$1 log=$dir/$2 start=$SECONDS
   shift 2
-  printf '%-30s' "$title"
-  # In a subshell of its own: `set -e` would not hold inside an `if`.
+  printf '%-48s' "$title"
+  # In a shell of its own, and not as an `if`, where `set -e` would not hold.
   set +e
   (set -e; "$@") >"$log" 2>&1
   local status=$?
@@ -54,9 +54,9 @@ step() {
 }
 
 build_server() {
+  trap 'bazel shutdown' EXIT  # Of this step's own shell.
   bazel build -c opt //server:sinkhorn_server
   ln -sfn "$(bazel info -c opt bazel-bin)/server/sinkhorn_server" "$dir/sinkhorn_server"
-  bazel shutdown
 }
 
 install_client() {
@@ -73,7 +73,7 @@ start_server() {
     --port_file="$ports_file"
   )
   $keep || flags+=(--drain_grace=0s)  # Nobody else calls it: it need not wait for them to notice.
-  printf '%-30s' "Starting the server"
+  printf '%-48s' "Starting the server"
   # A session of its own: Ctrl-C here, or the end of this shell, does not reach it.
   setsid "$dir/sinkhorn_server" "${flags[@]}" >"$server_log" 2>&1 </dev/null &
   server_pid=$!
