@@ -1,0 +1,85 @@
+"""Fixed iterations: each row's answers are checked against float64, then all contenders are timed in turns."""
+
+import sys
+
+import numpy as np
+
+import rows
+import timing
+
+
+def ceilings(solver):
+    """Rates of this machine, measured now; `read` depends on the size of what is read."""
+    sizes = [2**k for k in range(14, 29)]
+    read = [solver.read_rate(size) for size in sizes]
+
+    def read_rate(size):
+        return float(np.interp(np.log2(max(size, 1)), np.log2(sizes), read))
+
+    return {"fma": solver.fma_rate(), "exp": solver.exp_rate(), "read": read_rate, "table": dict(zip(sizes, read))}
+
+
+def run(solver, *, with_peers, toy=False, only="", seconds_each=0.8):
+    """Results of the rows whose name contains `only`, one dict each, and the ceilings."""
+    rates = ceilings(solver)
+    chosen = [row for row in (rows.toy_rows() if toy else rows.all_rows()) if only in row.name]
+    results, failures = [], []
+    for row in chosen:
+        try:
+            results.append(run_row(row, solver, rates, with_peers, seconds_each))
+            print(describe(results[-1]), file=sys.stderr, flush=True)
+        except RuntimeError as failure:  # Ours is wrong or fails: the other rows still tell something.
+            failures.append(f"{row.name}: {failure}")
+            print("FAILED", failures[-1], file=sys.stderr, flush=True)
+    return {"rows": results, "ceilings": {"fma": rates["fma"], "exp": rates["exp"], "read": rates["table"]}, "failures": failures}
+
+
+def run_row(row, solver, rates, with_peers, seconds_each):
+    work = row.make()
+    seconds, report = solver.solve(work.ours, 3, warmups=1)
+    error = work.error(tuple(work.ours.outputs.values()))
+    if not error <= row.tolerance:
+        raise RuntimeError(f"the answer is wrong by {error:.2e} {row.unit}")
+    timers = {"ours": (lambda count: solver.solve(work.ours, count, warmups=min(count, 20))[0], min(seconds))}
+
+    others = {}
+    for peer in _peers(work.peers) if with_peers else []:
+        entry = others[peer.name] = {"same_work": peer.same_work}
+        try:
+            entry["error"] = work.error(peer.answer(peer.run()))
+            entry["right"] = entry["error"] <= row.tolerance
+            if entry["right"] or not peer.same_work:
+                estimate = min(timing.time_calls(peer.run, 2))
+                timers[peer.name] = (lambda count, run=peer.run: timing.time_calls(run, count), estimate)
+        except Exception as failure:  # A peer's trouble is a line in the table, not the end of the run.
+            entry["failed"] = str(failure).splitlines()[0][:200]
+
+    times = timing.interleave(timers, seconds_each=seconds_each)
+    for name, entry in others.items():
+        entry.update(times.get(name, {}))
+    rivals = {name: e["median_ms"] for name, e in others.items() if e["same_work"] and "median_ms" in e}
+    fastest = min(rivals, key=rivals.get) if rivals else None
+    floor_ms, bound = rows.floor(work.demand, rates)
+    return {
+        "name": row.name, "wanted_ms": row.wanted_ms, "error": error, "unit": row.unit,
+        "ours": times["ours"], "family": report.family.decode(), "peers": others, "fastest_peer": fastest,
+        "ratio": rivals[fastest] / times["ours"]["median_ms"] if rivals else None,
+        "floor_ms": floor_ms, "bound": bound,
+    }  # fmt: skip
+
+
+def _peers(spec):
+    import peers  # Here: toy runs need none of its libraries.
+
+    kind, arguments = spec
+    return getattr(peers, kind)(**arguments)
+
+
+def describe(result):
+    ours, peer = result["ours"], result["fastest_peer"]
+    text = f"{result['name']}: {ours['median_ms']:.4g} ms (min {ours['min_ms']:.4g}, floor {result['floor_ms']:.3g})"
+    if result["wanted_ms"]:
+        text += f", wanted {result['wanted_ms']}"
+    if peer:
+        text += f"; {peer} {result['peers'][peer]['median_ms']:.4g} ms, {result['ratio']:.1f} x"
+    return text + f"; error {result['error']:.1e} {result['unit']}"

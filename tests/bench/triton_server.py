@@ -1,0 +1,125 @@
+"""Triton Inference Server from the nvidia-pytriton package, with its own Python backend and dynamic batching, as a peer.
+
+Run by that environment's interpreter (Debian's own python3; it must not be another build): prints the port, then serves
+until it is told to end. PyTorch may lie in another environment, which --packages names.
+"""
+
+import argparse
+import importlib.util
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+CONFIG = """
+name: "sinkhorn"
+backend: "python"
+max_batch_size: 512
+input [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 32, 4, 4 ] } ]
+output [ { name: "PLAN" data_type: TYPE_FP32 dims: [ 32, 4, 4 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+dynamic_batching { }
+"""
+
+# Scalings in one compiled function over all that a batch holds; sizes are rounded up, so that few are compiled.
+MODEL = '''
+import numpy as np
+import torch
+import triton_python_backend_utils as utils
+
+torch.set_num_threads(THREADS)
+
+
+def normalize(logits):
+    plan = torch.softmax(logits, 2)
+    plan = plan / plan.sum(1, keepdim=True)
+    for _ in range(19):
+        plan = plan / plan.sum(2, keepdim=True)
+        plan = plan / plan.sum(1, keepdim=True)
+    return plan
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.normalize = COMPILE
+        with torch.no_grad():
+            for power in range(10):
+                for _ in range(3):
+                    self.normalize(torch.randn(32 << power, 4, 4))
+
+    def execute(self, requests):
+        inputs = [utils.get_input_tensor_by_name(r, "LOGITS").as_numpy() for r in requests]
+        sizes = [len(a) * 32 for a in inputs]
+        together = np.concatenate(inputs).reshape(-1, 4, 4)
+        count = len(together)
+        padded = 32
+        while padded < count:
+            padded *= 2
+        batch = np.zeros((padded, 4, 4), np.float32)
+        batch[:count] = together
+        with torch.no_grad():
+            plan = self.normalize(torch.from_numpy(batch)).numpy()
+        replies, begin = [], 0
+        for size in sizes:
+            part = plan[begin : begin + size].reshape(-1, 32, 4, 4)
+            begin += size
+            replies.append(utils.InferenceResponse([utils.Tensor("PLAN", np.ascontiguousarray(part))]))
+        return replies
+'''
+
+
+def lay_out(folder, threads, compiled):
+    """Model repository and backends under `folder`."""
+    version = folder / "models/sinkhorn/1"
+    version.mkdir(parents=True)
+    (folder / "models/sinkhorn/config.pbtxt").write_text(CONFIG)
+    body = "torch.compile(normalize, dynamic=False)" if compiled else "normalize"
+    (version / "model.py").write_text(MODEL.replace("THREADS", str(threads)).replace("COMPILE", body))
+    package = pathlib.Path(importlib.util.find_spec("pytriton").origin).parent / "tritonserver"
+    backend = folder / "backends/python"
+    shutil.copytree(package / "backends/python", backend)
+    stub = package / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
+    shutil.copy(stub, backend)
+    return package / "bin/tritonserver"
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--packages", default="", help="site-packages of another environment, behind this one's")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", help="torch.compile the body")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        program = lay_out(pathlib.Path(name), arguments.threads, arguments.compile)
+        port = free_port()
+        packages = [sysconfig.get_paths()["purelib"], arguments.packages]
+        command = [
+            program, f"--model-repository={name}/models", f"--backend-directory={name}/backends", "--allow-http=false",
+            "--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={port}", "--log-verbose=0",
+        ]  # fmt: skip
+        libraries = pathlib.Path(packages[0]) / "nvidia_pytriton.libs"
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, packages)),
+            "LD_LIBRARY_PATH": str(libraries),
+        }
+        server = subprocess.Popen(command, env=environment, stdout=sys.stderr)
+        print(port, server.pid, flush=True)
+        try:
+            sys.stdin.read()  # Until whoever started this closes it.
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+if __name__ == "__main__":
+    main()
