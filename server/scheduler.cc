@@ -115,8 +115,9 @@ void Scheduler::Impl::RunLane(int lane_index) {
   }
 }
 
-// Sleeps at once. Spinning first would not pay: Submit to `done` takes 2.3 us when the lane fell asleep up to 100 us ago,
-// 13 us after longer pauses (medians, two KVM cores), and a spin as long as those would take a core from the others.
+// Sleeps at once. Spinning first would not pay: Submit to `done` takes 2.3 us when the lane fell asleep up to 100 us
+// ago, 13 us after longer pauses (medians, two KVM cores), and a spin as long as those would take a core from the
+// others.
 void Scheduler::Impl::WaitForRing(const Round& round) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto rung = [&] { return rings_ != round.rings; };
