@@ -348,6 +348,34 @@ TEST(Transport, GradientsMatchFiniteDifferences) {
   }
 }
 
+// At the solution: every evaluation below solves three problems anew.
+TEST(Transport, DivergenceGradientsMatchFiniteDifferences) {
+  Transport problem = RandomClouds(4, 5, 2, 0.3, 93);
+  problem.b = Masses(5, 94, 1.4);
+  problem.solver.rho_a = problem.solver.rho_b = 0.8;
+  const auto divergence = [](const Transport& moved) {
+    return Divergence(moved, Converge(moved), ConvergeSymmetric(SelfProblemA(moved)),
+                      ConvergeSymmetric(SelfProblemB(moved)));
+  };
+  const auto check = [&](Vector Transport::*field, const Vector& gradient) {
+    const Vector numeric = FiniteDifferences(
+        [&](const Vector& values) {
+          Transport moved = problem;
+          moved.*field = values;
+          return divergence(moved);
+        },
+        problem.*field, 1e-5);
+    ExpectAllNear(gradient, numeric, 1e-8);
+  };
+  const Potentials at = Converge(problem);
+  const Vector f_aa = ConvergeSymmetric(SelfProblemA(problem));
+  const Vector g_bb = ConvergeSymmetric(SelfProblemB(problem));
+  check(&Transport::x, DivergenceGradientX(problem, at, f_aa));
+  check(&Transport::y, DivergenceGradientY(problem, at, g_bb));
+  check(&Transport::a, DivergenceGradientA(problem, at, f_aa));
+  check(&Transport::b, DivergenceGradientB(problem, at, g_bb));
+}
+
 TEST(Transport, PlanProductsAgreeWithThePlan) {
   const Transport problem = RandomClouds(6, 5, 2, 0.3, 95);
   const Potentials at = Iterate(problem, 3);

@@ -104,6 +104,25 @@ Potentials SafeguardedStep(const Transport& problem, const Potentials& from, dou
   return swept;
 }
 
+// Safeguarded steps until the error is at most `enough`, or no longer falls.
+Potentials Refine(const Transport& problem, Potentials at, double enough, int max_steps,
+                  double* error) {
+  double least = TotalError(problem, at);
+  int without_progress = 0;
+  for (int step = 0; step < max_steps && least > enough && without_progress < 4; ++step) {
+    Potentials next = SafeguardedStep(problem, at, least);
+    const double next_error = TotalError(problem, next);
+    // Exponents as large as |f| / eps are known to 16 digits only.
+    const double rounding =
+        1e-12 + 1e-15 * (MaxAbs(next.f) + MaxAbs(next.g)) / problem.solver.epsilon;
+    const bool is_rounding = next_error < rounding;
+    without_progress = is_rounding && next_error >= 0.9 * least ? without_progress + 1 : 0;
+    if (next_error < least || !is_rounding) at = std::move(next), least = next_error;
+  }
+  if (error) *error = least;
+  return at;
+}
+
 }  // namespace
 
 double Transport::Cost(int64_t i, int64_t j) const {
@@ -239,26 +258,15 @@ Potentials Converge(const Transport& problem, double* error) {
     Potentials swapped = Converge(Swapped(problem), error);
     return {std::move(swapped.g), std::move(swapped.f)};
   }
-  Transport annealed = problem;
-  annealed.initial_f.clear();
-  annealed.initial_g.clear();
-  annealed.solver.update_rule = UpdateRule::kAlternating;
-  annealed.solver.epsilon_start = 0;
-  annealed.solver.epsilon_decay = 0.7;
-  Potentials best = Sweep(problem, Iterate(annealed, 80));
-  const double rounding = 1e-15 * (Sum(problem.a) + Sum(problem.b));
-  double best_error = TotalError(problem, best);
-  int without_progress = 0;
-  for (int step = 0; step < 300 && best_error > rounding && without_progress < 4; ++step) {
-    Potentials next = SafeguardedStep(problem, best, best_error);
-    const double next_error = TotalError(problem, next);
-    without_progress =
-        next_error < 0.9 * best_error || next_error > 1e-12 ? 0 : without_progress + 1;
-    if (next_error < best_error || next_error > 1e-12)
-      best = std::move(next), best_error = next_error;
+  const double mass = Sum(problem.a) + Sum(problem.b);
+  Transport stage = problem;
+  Potentials at{Vector(problem.n, 0.0), Vector(problem.m, 0.0)};
+  for (double eps = DefaultEpsilonStart(problem); eps > problem.solver.epsilon; eps *= 0.6) {
+    stage.solver.epsilon = eps;
+    for (int sweep = 0; sweep < 3; ++sweep) at = Sweep(stage, at);
+    at = Refine(stage, std::move(at), 1e-3 * mass, 20, nullptr);
   }
-  if (error) *error = best_error;
-  return best;
+  return Refine(problem, Sweep(problem, at), 1e-15 * mass, 300, error);
 }
 
 Vector ConvergeSymmetric(const Transport& self_problem) {

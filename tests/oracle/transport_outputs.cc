@@ -216,6 +216,29 @@ Vector GradientB(const Transport& problem, const Potentials& at) {
   return GradientA(Swapped(problem), Exchanged(at));
 }
 
+Vector DivergenceGradientX(const Transport& problem, const Potentials& at, const Vector& f_aa) {
+  Vector gradient = GradientX(problem, at);
+  const Vector self = GradientX(SelfProblemA(problem), {f_aa, f_aa});
+  for (size_t k = 0; k < gradient.size(); ++k) gradient[k] -= self[k];
+  return gradient;
+}
+
+Vector DivergenceGradientY(const Transport& problem, const Potentials& at, const Vector& g_bb) {
+  return DivergenceGradientX(Swapped(problem), Exchanged(at), g_bb);
+}
+
+Vector DivergenceGradientA(const Transport& problem, const Potentials& at, const Vector& f_aa) {
+  Vector gradient = GradientA(problem, at);
+  const Vector self = GradientA(SelfProblemA(problem), {f_aa, f_aa});
+  const double mass_slope = problem.solver.epsilon * (Sum(problem.a) - Sum(problem.b));
+  for (size_t i = 0; i < gradient.size(); ++i) gradient[i] += mass_slope - self[i];
+  return gradient;
+}
+
+Vector DivergenceGradientB(const Transport& problem, const Potentials& at, const Vector& g_bb) {
+  return DivergenceGradientA(Swapped(problem), Exchanged(at), g_bb);
+}
+
 Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns) {
   Vector product(problem.n * columns, 0.0);
   for (int64_t i = 0; i < problem.n; ++i) {

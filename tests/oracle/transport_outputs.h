@@ -42,6 +42,13 @@ Vector GradientY(const Transport& problem, const Potentials& at);
 Vector GradientA(const Transport& problem, const Potentials& at);
 Vector GradientB(const Transport& problem, const Potentials& at);
 
+// Derivatives of the divergence at its solution: of the cross term less one side of the self term,
+// and of the mass term.
+Vector DivergenceGradientX(const Transport& problem, const Potentials& at, const Vector& f_aa);
+Vector DivergenceGradientY(const Transport& problem, const Potentials& at, const Vector& g_bb);
+Vector DivergenceGradientA(const Transport& problem, const Potentials& at, const Vector& f_aa);
+Vector DivergenceGradientB(const Transport& problem, const Potentials& at, const Vector& g_bb);
+
 // P V [n, columns] for V [m, columns]; P^T U [m, columns] for U [n, columns].
 Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns);
 Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u,

@@ -1,0 +1,187 @@
+// Batching is invisible: a problem's answer has the same bits alone, among a thousand strangers, in
+// any order, in slices of any length, on one thread or two, and as a member of a larger batch.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/conformance/backends.h"
+#include "tests/conformance/case.h"
+#include "tests/conformance/random_problems.h"
+
+namespace sinkhorn::conformance {
+namespace {
+
+DType RandomDType(Random* random) { return static_cast<DType>(random->Integer(0, 3)); }
+
+Case RandomNormalizationCase(Random* random, uint64_t seed, int64_t largest) {
+  const Recipe recipes[] = {LogRowColumnRecipe(), ExpColumnRowRecipe(), DeepSeekRecipe(),
+                            ExactRecipe()};
+  const int64_t n = random->Integer(1, largest);
+  const int64_t m = random->Chance(0.5) ? n : random->Integer(1, largest);
+  const int kind = random->Integer(0, 3);
+  Case c = CaseOf(RandomLogits(n, m, recipes[kind], random->Integer(1, 25), 1, seed),
+                  absl::StrCat("normalisation ", n, " x ", m), RandomDType(random));
+  if (kind == 3) c.solver().max_iterations = 200;
+  c.problem.count = random->Integer(1, 20);
+  c.logits = Tensor::Of(random->Normals(c.problem.count * n * m, 1.5), c.logits.dtype());
+  if (kind < 3 && random->Chance(0.3)) c.solver().tolerance = 1e-3;
+  const bool dustbin = random->Chance(0.2);
+  if (dustbin) c.dustbin_score = Tensor::Shared({0.5});
+  if (random->Chance(0.5)) {
+    const int64_t size = dustbin ? (n + 1) * (m + 1) : n * m;
+    c.cotangent = Tensor::Of(random->Normals(c.problem.count * size, 1));
+    const bool unrolled = kind < 3 && random->Chance(0.5);
+    c.problem.normalization.backward = unrolled ? BackwardMode::kUnrolled : BackwardMode::kImplicit;
+  }
+  return c;
+}
+
+Case RandomTransportCase(Random* random, uint64_t seed, int64_t largest) {
+  const int64_t n = random->Integer(1, largest), m = random->Integer(1, largest);
+  const double epsilon = std::exp(random->Uniform(std::log(0.01), 0));
+  const bool dense = random->Chance(0.5);
+  const int64_t dim = random->Integer(1, 9);
+  Case c = CaseOf(dense ? RandomDense(n, m, epsilon, seed) : RandomClouds(n, m, dim, epsilon, seed),
+                  absl::StrCat(dense ? "dense " : "clouds ", n, " x ", m));
+  c.solver().max_iterations = random->Integer(1, 40);
+  if (random->Chance(0.3)) c.solver().tolerance = 1e-3;
+  if (random->Chance(0.3)) c.solver().update_rule = UpdateRule::kSymmetric;
+  if (random->Chance(0.2)) c.solver().epsilon_decay = 0.5;
+  if (random->Chance(0.3)) c.solver().rho_a = random->Uniform(0.1, 2);
+  if (!dense && random->Chance(0.2)) c.solver().debias = true, c.solver().tolerance = 1e-4;
+  if (random->Chance(0.3)) c.solver().precision = Precision::kDouble;
+  c.wanted =
+      kPotentials | (random->Chance(0.3) ? kPlan | kSums | kValueLinear | kGradientMasses : 0);
+  if (!dense && random->Chance(0.3)) c.wanted |= kGradientPoints;
+  if (!std::isfinite(c.solver().rho_a) && !c.solver().debias && random->Chance(0.2)) {
+    c.wanted |= kPrimalBound;
+  }
+  c.output_dtype = random->Chance(0.5) ? DType::kFloat32 : DType::kFloat64;
+  return c;
+}
+
+std::vector<Case> Strangers(int64_t count, int64_t largest, uint64_t seed) {
+  Random random(seed);
+  std::vector<Case> cases;
+  for (int64_t k = 0; k < count; ++k) {
+    cases.push_back(random.Chance(0.5) ? RandomNormalizationCase(&random, seed + k, largest)
+                                       : RandomTransportCase(&random, seed + k, largest));
+  }
+  return cases;
+}
+
+std::vector<const Case*> PointersTo(const std::vector<Case>& cases) {
+  std::vector<const Case*> pointers;
+  for (const Case& c : cases) pointers.push_back(&c);
+  return pointers;
+}
+
+void ExpectSameBits(const std::vector<const Case*>& cases, const std::vector<Answer>& actual,
+                    const std::vector<Answer>& expected) {
+  for (size_t k = 0; k < cases.size(); ++k) {
+    EXPECT_EQ(DifferenceInBits(actual[k], expected[k]), "")
+        << "problem " << k << ": " << cases[k]->name;
+  }
+}
+
+class BatchingTest : public ConformanceTest {
+ protected:
+  std::vector<Answer> AllAlone(Backend* backend, const std::vector<const Case*>& cases) {
+    std::vector<Answer> answers;
+    for (const Case* c : cases) answers.push_back(SolveAlone(backend, *c));
+    return answers;
+  }
+
+  void ExpectMembersAreProblems(const Case& c) {
+    const int64_t count = c.problem.count;
+    const Answer together = SolveAlone(backend(), c);
+    if (!together.status.ok()) return;
+    for (int64_t index = 0; index < count; ++index) {
+      const Answer alone = SolveAlone(backend(), MemberCase(c, index));
+      EXPECT_EQ(DifferenceInBits(MemberAnswer(together, index, count), alone), "")
+          << c.name << ", member " << index << " of " << count;
+    }
+  }
+};
+
+TEST_P(BatchingTest, AThousandStrangers) {
+  const std::vector<Case> cases = Strangers(1000, 24, 1);
+  std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> alone = AllAlone(backend(), order);
+  ExpectSameBits(order, SolveTogether(backend(), order), alone);
+
+  std::vector<const Case*> reversed(order.rbegin(), order.rend());
+  const std::vector<Answer> alone_reversed(alone.rbegin(), alone.rend());
+  ExpectSameBits(reversed, SolveTogether(backend(), reversed), alone_reversed);
+}
+
+TEST_P(BatchingTest, RaggedAndLarger) {
+  const std::vector<Case> cases = Strangers(30, 250, 2);
+  const std::vector<const Case*> order = PointersTo(cases);
+  ExpectSameBits(order, SolveTogether(backend(), order), AllAlone(backend(), order));
+}
+
+TEST_P(BatchingTest, SlicesOfAnyLength) {
+  const std::vector<Case> cases = Strangers(60, 60, 3);
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> expected = SolveTogether(backend(), order, 0.005);
+  ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), expected);
+  ExpectSameBits(order, SolveTogether(backend(), order, 10), expected);
+}
+
+TEST_P(BatchingTest, OneThreadOrTwo) {
+  if (!HasThreads(GetParam())) GTEST_SKIP() << "no threads to choose";
+  std::vector<Case> cases = Strangers(200, 24, 4);
+  // Large enough to be cut into many chunks.
+  cases.push_back(CaseOf(RandomClouds(1500, 1300, 3, 0.05, 5), "clouds 1,500 x 1,300"));
+  cases.push_back(CaseOf(RandomClouds(700, 900, 64, 0.05, 6), "clouds 700 x 900 d 64"));
+  cases.push_back(CaseOf(RandomDense(900, 1100, 0.05, 7), "dense 900 x 1,100"));
+  cases.push_back(CaseOf(RandomClouds(3000, 3, 2, 0.05, 8), "clouds 3,000 x 3"));
+  for (size_t k = cases.size() - 4; k < cases.size(); ++k) {
+    cases[k].solver().max_iterations = 5;
+    cases[k].wanted = kPotentials | kSums | kValueLinear | kPrimalBound | kGradientMasses;
+  }
+  cases.push_back(
+      CaseOf(RandomLogits(600, 500, LogRowColumnRecipe(), 5, 1, 9), "logits 600 x 500"));
+  const std::vector<const Case*> order = PointersTo(cases);
+  const auto one = MakeBackend(GetParam(), 1), two = MakeBackend(GetParam(), 2);
+  const std::vector<Answer> expected = SolveTogether(one.get(), order);
+  ExpectSameBits(order, SolveTogether(two.get(), order), expected);
+  ExpectSameBits(order, AllAlone(two.get(), order), expected);
+}
+
+// A batch of `count` members is `count` problems.
+TEST_P(BatchingTest, MembersAreProblems) {
+  Random random(10);
+  for (int64_t count : {2, 17, 40}) {
+    for (int repeat = 0; repeat < 6; ++repeat) {
+      Case c = RandomTransportCase(&random, 100 + repeat, 30);
+      c.problem.count = count;
+      const bool dense = c.problem.kind == ProblemKind::kDense;
+      const int64_t n = c.problem.n, m = c.problem.m;
+      if (dense) c.cost = Tensor::Of(random.Uniforms(count * n * m, 0, 1));
+      if (!dense) c.x = Tensor::Of(random.Uniforms(count * n * c.problem.dim, 0, 1));
+      if (!dense) c.y = Tensor::Shared(random.Uniforms(m * c.problem.dim, 0, 1));
+      Vector masses;
+      for (int64_t k = 0; k < count; ++k) {
+        const Vector one = random.Masses(n);
+        masses.insert(masses.end(), one.begin(), one.end());
+      }
+      c.a = Tensor::Of(masses);
+      c.b = Tensor::Shared(random.Masses(m));
+      ExpectMembersAreProblems(c);
+      c.a = Tensor::Shared(random.Masses(n));
+      ExpectMembersAreProblems(c);
+
+      Case normalization = RandomNormalizationCase(&random, 200 + repeat, 20);
+      ExpectMembersAreProblems(normalization);
+    }
+  }
+}
+
+INSTANTIATE_ON_BACKENDS(BatchingTest);
+
+}  // namespace
+}  // namespace sinkhorn::conformance

@@ -1,0 +1,296 @@
+#include "tests/conformance/check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "gtest/gtest.h"
+
+namespace sinkhorn::conformance {
+namespace {
+
+using oracle::MaxAbs;
+using oracle::Potentials;
+using oracle::Sum;
+using oracle::Transport;
+
+struct Use {
+  double ratio = 0;
+  std::string where;
+};
+
+std::map<std::string, Use>& Uses() {
+  static auto* uses = new std::map<std::string, Use>;
+  return *uses;
+}
+
+std::string CurrentTest() {
+  const testing::TestInfo* info = testing::UnitTest::GetInstance()->current_test_info();
+  return info ? std::string(info->test_suite_name()) + "." + info->name() : "";
+}
+
+// Room for the output's dtype, and for STRICT results that were float32 on their way.
+Vector WithRounding(Vector tolerance, const Case& c, const Vector& expected) {
+  const bool strict = c.solver().precision != Precision::kDouble;
+  const double working = UnitRoundoff(strict ? DType::kFloat32 : DType::kFloat64);
+  const double relative = UnitRoundoff(c.output_dtype) + 2 * working;
+  for (size_t k = 0; k < tolerance.size(); ++k) {
+    tolerance[k] += relative * std::abs(expected[k]) + SmallestPositive(c.output_dtype) +
+                    (strict ? 1e-37 : 1e-300);
+  }
+  return tolerance;
+}
+
+// The checks of one member, sharing the tolerances.
+class MemberCheck {
+ public:
+  MemberCheck(const Case& c, const Answer& answer, const Potentials& at)
+      : c_(c),
+        answer_(answer),
+        at_(at),
+        problem_(MemberTransport(c)),
+        delta_(PotentialTolerance(c, at)),
+        relative_(PlanTolerance(c, at)) {}
+
+  void All() {
+    Compare("f", answer_.f, at_.f, delta_);
+    Compare("g", answer_.g, at_.g, delta_);
+    Values();
+    if (answer_.plan.present()) Relative("plan", answer_.plan, Plan(problem_, at_));
+    if (answer_.gradient_cost.present()) {
+      Relative("gradient_cost", answer_.gradient_cost, Plan(problem_, at_));
+    }
+    Marginals();
+    Gradients();
+    Products();
+  }
+
+ private:
+  // Absolute tolerance `tolerance` for all.
+  void Compare(const std::string& what, const Tensor& actual, const Vector& expected,
+               double tolerance) {
+    Compare(what, actual, expected, Vector(expected.size(), tolerance));
+  }
+  void Compare(const std::string& what, const Tensor& actual, const Vector& expected,
+               Vector tolerance) {
+    if (!actual.present()) return;
+    ExpectClose(Label(what), actual.values(), expected,
+                WithRounding(std::move(tolerance), c_, expected));
+  }
+  // Entries of the plan and sums of them.
+  void Relative(const std::string& what, const Tensor& actual, const Vector& expected) {
+    Vector tolerance = expected;
+    for (double& value : tolerance) value *= relative_;
+    Compare(what, actual, expected, std::move(tolerance));
+  }
+  std::string Label(const std::string& what) const {
+    return (c_.solver().precision == Precision::kDouble ? "DOUBLE " : "STRICT ") + what;
+  }
+
+  void Values() {
+    const double plan_mass = Sum(PlanRowSums(problem_, at_));
+    const double mass = TargetMass(problem_.a, at_.f, problem_.solver.rho_a) +
+                        TargetMass(problem_.b, at_.g, problem_.solver.rho_b);
+    ExpectClose(Label("value"), answer_.value, {Value(problem_, at_)},
+                mass * delta_ + problem_.solver.epsilon * plan_mass * relative_);
+    if (answer_.value_linear.empty()) return;
+    ExpectClose(Label("value_linear"), answer_.value_linear, {ValueLinear(problem_, at_)},
+                relative_ * AbsoluteLinear());
+  }
+
+  // sum_i a_i exp(-f_i / rho): the slope of the dual's terms, and what the rows should sum to.
+  static double TargetMass(const Vector& mass, const Vector& potential, double rho) {
+    double sum = 0;
+    for (size_t i = 0; i < mass.size(); ++i) {
+      sum += mass[i] * (std::isinf(rho) ? 1 : std::exp(-potential[i] / rho));
+    }
+    return sum;
+  }
+
+  // <|C|, P>
+  double AbsoluteLinear() const {
+    const Vector plan = Plan(problem_, at_);
+    double total = 0;
+    for (int64_t i = 0; i < problem_.n; ++i) {
+      for (int64_t j = 0; j < problem_.m; ++j) {
+        total += plan[i * problem_.m + j] * std::abs(problem_.Cost(i, j));
+      }
+    }
+    return total;
+  }
+
+  void Marginals() {
+    const Vector rows = PlanRowSums(problem_, at_), columns = PlanColumnSums(problem_, at_);
+    Relative("row_sums", answer_.row_sums, rows);
+    Relative("column_sums", answer_.column_sums, columns);
+    const Convergence& convergence = answer_.convergence[0];
+    const SolverOptions& solver = problem_.solver;
+    const double plan_mass = Sum(rows);
+    ExpectClose(Label("marginal_error"),
+                {convergence.marginal_error_a, convergence.marginal_error_b},
+                {MarginalErrorA(problem_, at_), MarginalErrorB(problem_, at_)},
+                {plan_mass * relative_ + TargetRoom(problem_.a, at_.f, solver.rho_a),
+                 plan_mass * relative_ + TargetRoom(problem_.b, at_.g, solver.rho_b)});
+    EXPECT_EQ(convergence.iterations, c_.solver().max_iterations);
+    EXPECT_EQ(convergence.stop_reason, StopReason::kMaxIterations);
+  }
+
+  // What the potentials' error does to a exp(-f / rho); and summation in float32.
+  double TargetRoom(const Vector& mass, const Vector& potential, double rho) const {
+    const double target = TargetMass(mass, potential, rho);
+    const bool strict = c_.solver().precision != Precision::kDouble;
+    return target * ((std::isinf(rho) ? 0 : delta_ / rho) + (strict ? 2.4e-7 : 4e-16));
+  }
+
+  // max_ij |x_i - y_j|_inf
+  double Spread() const {
+    double spread = 0;
+    for (int64_t k = 0; k < problem_.dim; ++k) {
+      double low_x = 1e300, high_x = -1e300, low_y = 1e300, high_y = -1e300;
+      for (int64_t i = 0; i < problem_.n; ++i) {
+        low_x = std::min(low_x, problem_.x[i * problem_.dim + k]);
+        high_x = std::max(high_x, problem_.x[i * problem_.dim + k]);
+      }
+      for (int64_t j = 0; j < problem_.m; ++j) {
+        low_y = std::min(low_y, problem_.y[j * problem_.dim + k]);
+        high_y = std::max(high_y, problem_.y[j * problem_.dim + k]);
+      }
+      spread = std::max({spread, high_x - low_y, high_y - low_x});
+    }
+    return spread;
+  }
+
+  void Gradients() {
+    if (answer_.gradient_x.present()) {
+      const double scale = 2 * problem_.kappa * Spread() * relative_;
+      const auto tolerance = [&](const Vector& sums) {
+        Vector each;
+        for (double sum : sums) each.insert(each.end(), problem_.dim, scale * sum);
+        return each;
+      };
+      Compare("gradient_x", answer_.gradient_x, GradientX(problem_, at_),
+              tolerance(PlanRowSums(problem_, at_)));
+      Compare("gradient_y", answer_.gradient_y, GradientY(problem_, at_),
+              tolerance(PlanColumnSums(problem_, at_)));
+    }
+    if (answer_.gradient_a.present()) {
+      GradientMass("gradient_a", answer_.gradient_a, problem_, at_);
+      GradientMass("gradient_b", answer_.gradient_b, Swapped(problem_), {at_.g, at_.f});
+    }
+  }
+
+  // rho (1 - exp(-f / rho)) - eps (r_i / a_i - mass_b); both terms feel the potentials' errors.
+  void GradientMass(const std::string& what, const Tensor& actual, const Transport& problem,
+                    const Potentials& at) {
+    const Vector expected = oracle::GradientA(problem, at);
+    const double rho = problem.solver.rho_a, eps = problem.solver.epsilon, mass_b = Sum(problem.b);
+    Vector tolerance(expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double first = std::isinf(rho) ? at.f[i] : -rho * std::expm1(-at.f[i] / rho);
+      const double slope = std::isinf(rho) ? 1 : std::exp(-at.f[i] / rho);
+      const double ratio = (first - expected[i]) / eps + mass_b;
+      tolerance[i] = delta_ * slope + eps * relative_ * (ratio + mass_b);
+    }
+    Compare(what, actual, expected, std::move(tolerance));
+  }
+
+  void Products() {
+    if (answer_.plan_v.present()) {
+      PlanProduct("plan_v", answer_.plan_v, problem_, at_, c_.v.values(),
+                  c_.problem.transport.v_columns);
+    }
+    if (answer_.plan_transpose_u.present()) {
+      PlanProduct("plan_transpose_u", answer_.plan_transpose_u, Swapped(problem_), {at_.g, at_.f},
+                  c_.u.values(), c_.problem.transport.u_columns);
+    }
+    if (!answer_.projection_x.present()) return;
+    const double room = 2 * relative_ * Spread();
+    Compare("projection_x", answer_.projection_x, ProjectionX(problem_, at_), room);
+    Compare("projection_y", answer_.projection_y, ProjectionY(problem_, at_), room);
+  }
+
+  void PlanProduct(const std::string& what, const Tensor& actual, const Transport& problem,
+                   const Potentials& at, const Vector& v, int64_t columns) {
+    Vector magnitude = v;
+    for (double& value : magnitude) value = std::abs(value);
+    Vector tolerance = PlanTimes(problem, at, magnitude, columns);
+    for (double& value : tolerance) value *= relative_;
+    Compare(what, actual, PlanTimes(problem, at, v, columns), std::move(tolerance));
+  }
+
+  const Case& c_;
+  const Answer& answer_;
+  const Potentials& at_;
+  const Transport problem_;
+  const double delta_;
+  const double relative_;
+};
+
+}  // namespace
+
+void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected,
+                 const Vector& tolerance) {
+  ASSERT_EQ(actual.size(), expected.size()) << what;
+  double worst = 0;
+  size_t at = 0;
+  for (size_t k = 0; k < actual.size(); ++k) {
+    const double error = std::abs(actual[k] - expected[k]);
+    const double ratio = error == 0 ? 0 : std::isfinite(error) ? error / tolerance[k] : HUGE_VAL;
+    if (ratio > worst) worst = ratio, at = k;
+  }
+  Use& use = Uses()[what];
+  if (worst > use.ratio) use = {worst, CurrentTest()};
+  EXPECT_LE(worst, 1) << what << ": element " << at << " of " << actual.size() << " is "
+                      << actual[at] << ", expected " << expected[at] << " +- " << tolerance[at];
+}
+
+void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected,
+                 double tolerance) {
+  ExpectClose(what, actual, expected, Vector(expected.size(), tolerance));
+}
+
+double PotentialTolerance(const Case& the_case, const Potentials& reference) {
+  const double scale = std::max(MaxAbs(reference.f), MaxAbs(reference.g));
+  const double eps = the_case.solver().epsilon;
+  if (the_case.solver().precision == Precision::kDouble) return 1e-9 * (eps + scale);
+  return 1e-4 * eps + 1e-6 * scale;
+}
+
+double PlanTolerance(const Case& the_case, const Potentials& reference) {
+  return std::expm1(2 * PotentialTolerance(the_case, reference) / the_case.solver().epsilon);
+}
+
+void ExpectMatchesOracle(const Case& member_case, const Answer& member,
+                         const Potentials& reference) {
+  MemberCheck(member_case, member, reference).All();
+}
+
+void CheckIterates(Backend* backend, const Case& the_case) {
+  SCOPED_TRACE(the_case.name);
+  const Answer answer = SolveAlone(backend, the_case);
+  if (!answer.status.ok()) return;
+  for (int64_t index = 0; index < the_case.problem.count; ++index) {
+    const Case member = MemberCase(the_case, index);
+    const Potentials reference = Iterate(MemberTransport(member), the_case.solver().max_iterations);
+    ExpectMatchesOracle(member, MemberAnswer(answer, index, the_case.problem.count), reference);
+  }
+}
+
+Potentials Centered(const Potentials& potentials) {
+  Potentials centered = potentials;
+  const double mean = oracle::Sum(potentials.f) / potentials.f.size();
+  for (double& value : centered.f) value -= mean;
+  for (double& value : centered.g) value += mean;
+  return centered;
+}
+
+void PrintToleranceUse() {
+  if (Uses().empty()) return;
+  std::printf("Largest part of each tolerance used (1 = all of it):\n");
+  for (const auto& [what, use] : Uses()) {
+    std::printf("  %-32s %9.2g  %s\n", what.c_str(), use.ratio, use.where.c_str());
+  }
+}
+
+}  // namespace sinkhorn::conformance

@@ -1,0 +1,379 @@
+// Derivatives of the normalisation: unrolled against the oracle's reverse of the same steps,
+// implicit modes against it at convergence, against dense solves away from it, and the setting of
+// the corrected-backward study.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/conformance/backends.h"
+#include "tests/conformance/check.h"
+#include "tests/conformance/random_problems.h"
+
+namespace sinkhorn::conformance {
+namespace {
+
+using oracle::Normalization;
+
+struct NamedRecipe {
+  const char* name;
+  Recipe recipe;
+};
+
+std::vector<NamedRecipe> Recipes() {
+  Recipe guarded;
+  guarded.guard = Guard::kMax;
+  guarded.guard_value = 2;  // Bites on some rows and columns.
+  Recipe softmax = DeepSeekRecipe();
+  softmax.offset = softmax.guard_value = 0.03125;
+  Recipe floored;
+  floored.offset = 0.125;
+  floored.order = Order::kColumnRow;
+  floored.guard = Guard::kAdd;
+  floored.guard_value = 0.0625;
+  floored.logit_floor = -0.75;
+  return {
+      {"LOG_ROW_COLUMN", LogRowColumnRecipe()}, {"EXP_COLUMN_ROW", ExpColumnRowRecipe()},
+      {"DEEPSEEK", DeepSeekRecipe()},           {"guard by maximum", guarded},
+      {"softmax, offset, guard", softmax},      {"floor, offset, guard, columns first", floored}};
+}
+
+class BackwardTest : public ConformanceTest {
+ protected:
+  static Case Batch(int64_t count, int64_t n, int64_t m, const NamedRecipe& recipe, int iterations,
+                    double deviation, BackwardMode mode, uint64_t seed) {
+    Case c = CaseOf(RandomLogits(n, m, recipe.recipe, iterations, deviation, seed),
+                    absl::StrCat(recipe.name, " ", count, " of ", n, " x ", m, " deviation ",
+                                 deviation, " iterations ", iterations));
+    c.problem.count = count;
+    c.logits = Tensor::Of(Random(seed).Normals(count * n * m, deviation));
+    c.cotangent = Tensor::Of(Random(seed + 1).Normals(count * n * m, 1));
+    c.problem.normalization.backward = mode;
+    return c;
+  }
+
+  // Each member against the oracle's unrolled gradient: 1e-5 (DOUBLE 1e-9) of the member's largest
+  // entry.
+  void CheckAgainstUnrolled(const Case& c, const std::string& what) {
+    SCOPED_TRACE(c.name);
+    const Answer answer = SolveAlone(backend(), c);
+    if (!answer.status.ok()) return;
+    const int64_t bin = c.dustbin_score.present() ? 1 : 0, count = c.problem.count;
+    const int64_t n = c.problem.n, m = c.problem.m;
+    for (int64_t index = 0; index < count; ++index) {
+      const Vector gradient =
+          UnrolledGradient(MemberNormalization(c, index), c.cotangent.member(index, count));
+      Vector logits(n * m);
+      double score = 0;
+      for (int64_t k = 0; k < (n + bin) * (m + bin); ++k) {
+        const int64_t i = k / (m + bin), j = k % (m + bin);
+        (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
+      }
+      const double room = Room(c, oracle::MaxAbs(gradient));
+      ExpectClose(what, answer.gradient_logits.member(index, count), logits, room);
+      if (bin) {
+        ExpectClose(what + ", dustbin", answer.gradient_dustbin_score.member(index, count), {score},
+                    room * (n + m + 1));
+      }
+    }
+  }
+
+  static double Room(const Case& c, double largest) {
+    const double relative = c.solver().precision == Precision::kDouble ? 1e-9 : 1e-5;
+    return (relative + UnitRoundoff(c.output_dtype)) * largest + SmallestPositive(c.output_dtype);
+  }
+
+  void CheckBothPrecisions(Case c, const std::string& what) {
+    for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
+      c.solver().precision = precision;
+      const bool strict = precision == Precision::kStrict;
+      CheckAgainstUnrolled(c, (strict ? "STRICT " : "DOUBLE ") + what);
+    }
+  }
+};
+
+constexpr BackwardMode kImplicitModes[] = {BackwardMode::kImplicit, BackwardMode::kImplicitUnit,
+                                           BackwardMode::kImplicitFull};
+
+// ---- Unrolled -------------------------------------------------------------------------------
+
+TEST_P(BackwardTest, UnrolledShapes) {
+  const int64_t shapes[][2] = {{1, 1}, {1, 6},   {6, 1},   {2, 2},   {4, 4},   {8, 8},
+                               {5, 3}, {16, 16}, {17, 23}, {32, 32}, {33, 40}, {64, 64}};
+  uint64_t seed = 1;
+  for (const NamedRecipe& recipe : Recipes()) {
+    for (const auto& [n, m] : shapes) {
+      for (double deviation : {0.5, 2.0}) {
+        CheckBothPrecisions(
+            Batch(3, n, m, recipe, 10, deviation, BackwardMode::kUnrolled, seed += 2), "unrolled");
+      }
+    }
+  }
+}
+
+TEST_P(BackwardTest, UnrolledIterationCounts) {
+  for (const NamedRecipe& recipe : Recipes()) {
+    for (int iterations : {1, 2, 20, 60}) {
+      for (int64_t n : {4, 8, 20}) {
+        CheckBothPrecisions(Batch(17, n, n, recipe, iterations, 1, BackwardMode::kUnrolled, 71),
+                            "unrolled");
+      }
+    }
+  }
+}
+
+TEST_P(BackwardTest, UnrolledWithMarginalsAndDustbin) {
+  for (const NamedRecipe& recipe : Recipes()) {
+    for (int64_t n : {4, 7, 35}) {
+      Case c = Batch(3, n, n + 1, recipe, 6, 1, BackwardMode::kUnrolled, 81);
+      c.row_marginals = Tensor::Of(Random(82).Uniforms(3 * n, 0.5, 2));
+      c.column_marginals = Tensor::Shared(Random(83).Uniforms(n + 1, 0.5, 2));
+      CheckBothPrecisions(c, "unrolled, marginals");
+      c.dustbin_score = Tensor::Of({0.5, -1.0, 1.5});
+      c.cotangent = Tensor::Of(Random(84).Normals(3 * (n + 1) * (n + 2), 1));
+      CheckBothPrecisions(c, "unrolled, dustbin");
+    }
+  }
+}
+
+TEST_P(BackwardTest, UnrolledStopsAtTheFloor) {
+  Case c = Batch(1, 4, 4, Recipes()[0], 5, 1, BackwardMode::kUnrolled, 91);
+  Vector logits = c.logits.values();
+  logits[2] = -1e5;
+  logits[9] = -3e5;
+  c.logits = Tensor::Of(logits);
+  CheckBothPrecisions(c, "unrolled, floor");
+  const Vector gradient = SolveAlone(backend(), c).gradient_logits.values();
+  EXPECT_EQ(gradient[2], 0);
+  EXPECT_EQ(gradient[9], 0);
+}
+
+TEST_P(BackwardTest, UnrolledEveryDType) {
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (int64_t n : {4, 8, 20}) {
+      Case c = Batch(5, n, n, Recipes()[0], 10, 1, BackwardMode::kUnrolled, 101);
+      c.logits = Tensor::Of(c.logits.values(), dtype);
+      c.cotangent = Tensor::Of(c.cotangent.values(), dtype);
+      c.output_dtype = dtype;
+      CheckAgainstUnrolled(c, "STRICT unrolled, its own dtype");
+    }
+  }
+}
+
+TEST_P(BackwardTest, GradientAtLargeLogitsIsFinite) {
+  for (const NamedRecipe& recipe : Recipes()) {
+    for (BackwardMode mode : {BackwardMode::kUnrolled, BackwardMode::kImplicit,
+                              BackwardMode::kImplicitUnit, BackwardMode::kImplicitFull}) {
+      for (int64_t n : {4, 8, 40}) {
+        Case c = Batch(3, n, n, recipe, 20, 1, mode, 111);
+        c.logits = Tensor::Of(Random(112).Uniforms(3 * n * n, -1e4, 1e4));
+        SCOPED_TRACE(absl::StrCat(c.name, " mode ", static_cast<int>(mode)));
+        const Answer answer = SolveAlone(backend(), c);
+        for (double value : answer.gradient_logits.values()) ASSERT_TRUE(std::isfinite(value));
+      }
+    }
+  }
+}
+
+// ---- Implicit -------------------------------------------------------------------------------
+
+TEST_P(BackwardTest, ImplicitModesEqualUnrolledAtConvergence) {
+  for (BackwardMode mode : kImplicitModes) {
+    for (int64_t n : {1, 2, 4, 8, 16, 20, 33}) {
+      CheckBothPrecisions(Batch(5, n, n, Recipes()[0], 400, 0.75, mode, 121),
+                          absl::StrCat("implicit, converged, mode ", static_cast<int>(mode)));
+    }
+  }
+}
+
+TEST_P(BackwardTest, ImplicitWithMarginalsAtConvergence) {
+  for (int64_t n : {4, 9, 35}) {
+    Case c = Batch(3, n, n + 2, Recipes()[0], 400, 0.75, BackwardMode::kImplicit, 131);
+    c.row_marginals = Tensor::Shared(Random(132).Masses(n, 8));
+    c.column_marginals = Tensor::Shared(Random(133).Masses(n + 2, 8));
+    CheckBothPrecisions(c, "implicit, marginals");
+    c.dustbin_score = Tensor::Of({0.5, -1.0, 1.5});
+    c.cotangent = Tensor::Of(Random(134).Normals(3 * (n + 1) * (n + 3), 1));
+    CheckBothPrecisions(c, "implicit, dustbin");
+  }
+}
+
+// EXACT converges by itself: its implicit gradient is that of many sweeps.
+TEST_P(BackwardTest, ImplicitOfExact) {
+  for (int64_t n : {2, 4, 8, 24}) {
+    Case c = Batch(3, n, n, {"EXACT", ExactRecipe()}, 200, 1, BackwardMode::kImplicit, 141);
+    for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
+      c.solver().precision = precision;
+      const Answer answer = SolveAlone(backend(), c);
+      for (int64_t index = 0; index < 3; ++index) {
+        Normalization sweeps = MemberNormalization(c, index);
+        sweeps.recipe = LogRowColumnRecipe();
+        sweeps.iterations = 1000;
+        const Vector expected = UnrolledGradient(sweeps, c.cotangent.member(index, 3));
+        ExpectClose("implicit of EXACT", answer.gradient_logits.member(index, 3), expected,
+                    Room(c, oracle::MaxAbs(expected)));
+      }
+    }
+  }
+}
+
+// Away from convergence the mode with real marginals is still the derivative of a fixed point: that
+// with P's own marginals.
+TEST_P(BackwardTest, ImplicitFromPlanAlone) {
+  for (int64_t n : {1, 2, 4, 8, 13, 40}) {
+    for (int64_t m : {n, n + 3}) {
+      Normalization problem = RandomLogits(n, m, ExpColumnRowRecipe(), 3, 1, 151);
+      Case c;
+      c.name = absl::StrCat("from P, ", n, " x ", m);
+      c.problem.kind = ProblemKind::kNormalization;
+      c.problem.n = n;
+      c.problem.m = m;
+      c.problem.solver.max_iterations = 1;
+      c.plan = Tensor::Of(Normalize(problem));
+      c.cotangent = Tensor::Of(Random(152).Normals(n * m, 1));
+      c.problem.normalization.backward = BackwardMode::kImplicit;
+      c.wanted = kSums;
+      SCOPED_TRACE(c.name);
+      const Vector plan = c.plan.values();
+      const Vector expected = oracle::ImplicitGradient(plan, n, m, c.cotangent.values());
+      for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
+        c.solver().precision = precision;
+        const Answer answer = SolveAlone(backend(), c);
+        if (!answer.status.ok()) continue;
+        ExpectClose("implicit from P", answer.gradient_logits.values(), expected,
+                    Room(c, oracle::MaxAbs(oracle::RowSums(plan, n, m))));
+        ExpectClose("sums from P", answer.row_sums.values(), oracle::RowSums(plan, n, m), 1e-6 * m);
+        EXPECT_EQ(answer.convergence[0].iterations, 0);
+        EXPECT_EQ(answer.convergence[0].stop_reason, StopReason::kNotIterated);
+      }
+    }
+  }
+}
+
+// Blocks that do not touch: the matrix of the implicit system is singular along one constant per
+// block.
+TEST_P(BackwardTest, ImplicitOfDisconnectedPlans) {
+  Case c;
+  c.name = "two blocks and a permutation";
+  c.problem.kind = ProblemKind::kNormalization;
+  c.problem.count = 2;
+  c.problem.n = c.problem.m = 4;
+  c.problem.solver.max_iterations = 1;
+  c.plan = Tensor::Of({.75, .25, 0, 0, .25, .75, 0, 0, 0, 0, .5, .5, 0, 0, .5, .5,  //
+                       0,   1,   0, 0, 1,   0,   0, 0, 0, 0, 0,  1,  0, 0, 1,  0});
+  c.cotangent = Tensor::Of(Random(161).Normals(32, 1));
+  c.wanted = 0;
+  for (BackwardMode mode : kImplicitModes) {
+    c.problem.normalization.backward = mode;
+    SCOPED_TRACE(static_cast<int>(mode));
+    const Answer answer = SolveAlone(backend(), c);
+    for (int64_t index = 0; index < 2; ++index) {
+      const Vector expected =
+          oracle::ImplicitGradient(c.plan.member(index, 2), 4, 4, c.cotangent.member(index, 2));
+      ExpectClose("implicit, disconnected", answer.gradient_logits.member(index, 2), expected,
+                  1e-5);
+    }
+  }
+}
+
+// ---- The corrected-backward study -----------------------------------------------------------
+
+// |p - q| / |q|, Euclidean.
+double RelativeError(const Vector& p, const Vector& q) {
+  double error = 0, norm = 0;
+  for (size_t k = 0; k < p.size(); ++k) {
+    error += (p[k] - q[k]) * (p[k] - q[k]);
+    norm += q[k] * q[k];
+  }
+  return std::sqrt(error / norm);
+}
+
+// Errors of the three derivatives of one batch against the derivative of the steps done, in
+// float64.
+class StudyTest : public BackwardTest {
+ protected:
+  struct Errors {
+    double mean = 0, largest = 0;
+  };
+
+  static Case Setting(int64_t count, const Vector& logits, int iterations) {
+    Case c;
+    c.problem.kind = ProblemKind::kNormalization;
+    c.problem.count = count;
+    c.problem.n = c.problem.m = 8;
+    c.problem.normalization.recipe = ExpColumnRowRecipe();
+    c.solver().max_iterations = iterations;
+    c.logits = Tensor::Of(logits);
+    c.cotangent = Tensor::Of(Random(172).Normals(count * 64, 1));
+    c.wanted = 0;
+    return c;
+  }
+
+  void Compute(const Case& c) {
+    const int64_t count = c.problem.count;
+    expected_.resize(count);
+    oracle::ParallelFor(count, 1 << 16, [&](int64_t begin, int64_t end) {
+      for (int64_t index = begin; index < end; ++index) {
+        expected_[index] =
+            UnrolledGradient(MemberNormalization(c, index), c.cotangent.member(index, count));
+      }
+    });
+  }
+
+  Errors ErrorsOf(Case c, Precision precision, BackwardMode mode) {
+    c.solver().precision = precision;
+    c.problem.normalization.backward = mode;
+    const Answer answer = SolveAlone(backend(), c);
+    const int64_t count = c.problem.count;
+    Errors errors;
+    for (int64_t index = 0; index < count; ++index) {
+      const double error =
+          RelativeError(answer.gradient_logits.member(index, count), expected_[index]);
+      errors.mean += error / count;
+      errors.largest = std::max(errors.largest, error);
+    }
+    return errors;
+  }
+
+  // The mode with P's real marginals is closer than the one that takes them for 1.
+  void ExpectCorrectedBeatsUnit(const Case& c) {
+    Compute(c);
+    for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
+      const bool strict = precision == Precision::kStrict;
+      SCOPED_TRACE(strict ? "STRICT" : "DOUBLE");
+      const Errors unrolled = ErrorsOf(c, precision, BackwardMode::kUnrolled);
+      const Errors corrected = ErrorsOf(c, precision, BackwardMode::kImplicit);
+      const Errors unit = ErrorsOf(c, precision, BackwardMode::kImplicitUnit);
+      std::printf(
+          "%s error of dL/dW, mean (largest): unrolled %.2g (%.2g), corrected %.3g (%.3g), "
+          "unit marginals %.3g (%.3g)\n",
+          strict ? "STRICT" : "DOUBLE", unrolled.mean, unrolled.largest, corrected.mean,
+          corrected.largest, unit.mean, unit.largest);
+      EXPECT_LE(unrolled.largest, strict ? 1e-5 : 1e-9);
+      EXPECT_LT(corrected.mean, unit.mean);
+    }
+  }
+
+ private:
+  std::vector<Vector> expected_;
+};
+
+// The study's own: 65,536 matrices 8 x 8, logits uniform in [0, 4], 10 iterations. Nearly
+// converged: errors near 6e-6.
+TEST_P(StudyTest, ItsOwnSetting) {
+  constexpr int64_t kCount = 65536;
+  ExpectCorrectedBeatsUnit(Setting(kCount, Random(171).Uniforms(kCount * 64, 0, 4), 10));
+}
+
+TEST_P(StudyTest, FurtherFromConvergence) {
+  ExpectCorrectedBeatsUnit(Setting(4096, Random(173).Uniforms(4096 * 64, 0, 4), 2));
+  ExpectCorrectedBeatsUnit(Setting(4096, Random(174).Normals(4096 * 64, 4), 10));
+}
+
+INSTANTIATE_ON_DEVICES(BackwardTest);
+INSTANTIATE_ON_DEVICES(StudyTest);
+
+}  // namespace
+}  // namespace sinkhorn::conformance
