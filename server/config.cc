@@ -11,8 +11,10 @@
 #include "absl/strings/str_cat.h"
 
 // ---- Addresses ----
-ABSL_FLAG(std::string, listen, "0.0.0.0:8001", "Address of the gRPC service, HOST:PORT. Port 0 picks a free one, which the log names.");
-ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:8002", "Address of /metrics for Prometheus, HOST:PORT. Port 0 picks a free one. Empty: none.");
+ABSL_FLAG(std::string, listen, "0.0.0.0:8001",
+          "Address of the gRPC service, HOST:PORT. Port 0 picks a free one, which the log names.");
+ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:8002",
+          "Address of /metrics for Prometheus, HOST:PORT. Port 0 picks a free one. Empty: none.");
 ABSL_FLAG(std::string, port_file, "",
           "When ready, write the two ports here, gRPC's and the metrics' (0: none), a line each. Empty: do not.");
 
@@ -20,15 +22,20 @@ ABSL_FLAG(std::string, port_file, "",
 ABSL_FLAG(std::string, backend, "auto", "What solves: 'cpu', 'cuda', or 'auto' for the best one present.");
 ABSL_FLAG(int, threads, 0, "Threads of the CPU backend. 0: one per available core.");
 ABSL_FLAG(int64_t, kernel_cache_bytes, int64_t{256} << 20,
-          "CPU backend: a transport problem whose n * m kernel matrix fits these bytes keeps it in memory; larger ones recompute it.");
+          "CPU backend: a transport problem whose n * m kernel matrix fits these bytes keeps it in memory; larger ones "
+          "recompute it.");
 
 // ---- Queue ----
-ABSL_FLAG(int64_t, max_queue_requests, 1024, "Requests that may wait; further ones get RESOURCE_EXHAUSTED, QUEUE_FULL.");
-ABSL_FLAG(int64_t, max_queue_bytes, int64_t{4} << 30, "Bytes of inputs and outputs of all requests waiting or being solved.");
-ABSL_FLAG(int64_t, max_working_bytes, int64_t{4} << 30, "Bytes of working memory of all requests being solved. One is always let in.");
+ABSL_FLAG(int64_t, max_queue_requests, 1024,
+          "Requests that may wait; further ones get RESOURCE_EXHAUSTED, QUEUE_FULL.");
+ABSL_FLAG(int64_t, max_queue_bytes, int64_t{4} << 30,
+          "Bytes of inputs and outputs of all requests waiting or being solved.");
+ABSL_FLAG(int64_t, max_working_bytes, int64_t{4} << 30,
+          "Bytes of working memory of all requests being solved. One is always let in.");
 ABSL_FLAG(int64_t, max_batch_problems, 1 << 20, "Problems that share a launch. 1: one request at a time.");
 ABSL_FLAG(int, max_batch_delay_us, 0,
-          "Microseconds that an idle device waits for company. 0: it never does; requests that arrive while it works are batched anyway.");
+          "Microseconds that an idle device waits for company. 0: it never does; requests that arrive while it works "
+          "are batched anyway.");
 
 // ---- Limits of a request ----
 ABSL_FLAG(int64_t, max_points, 1 << 20, "Points n, m of a point cloud.");
@@ -44,16 +51,20 @@ ABSL_FLAG(int, io_threads, 2, "Threads that decode, check and encode requests to
 ABSL_FLAG(int, keepalive_time_ms, 60000, "Milliseconds after which a silent connection is pinged.");
 ABSL_FLAG(absl::Duration, max_connection_age, absl::Minutes(5),
           "Age at which a connection is asked to go, so that clients spread over new replicas. 'inf': never.");
-ABSL_FLAG(absl::Duration, max_connection_age_grace, absl::Seconds(60), "What calls on such a connection have to finish.");
+ABSL_FLAG(absl::Duration, max_connection_age_grace, absl::Seconds(60),
+          "What calls on such a connection have to finish.");
 ABSL_FLAG(bool, reflection, true, "Serve gRPC reflection, which lets generic clients discover the service.");
 ABSL_FLAG(bool, log_requests, false, "Log a line for each request. Errors of the server are logged in any case.");
-ABSL_FLAG(std::string, tls_cert, "", "Certificate chain, PEM. Set with --tls_key: serve TLS. Reread while serving when it changes.");
+ABSL_FLAG(std::string, tls_cert, "",
+          "Certificate chain, PEM. Set with --tls_key: serve TLS. Reread while serving when it changes.");
 ABSL_FLAG(std::string, tls_key, "", "Private key of --tls_cert, PEM.");
-ABSL_FLAG(std::string, tls_client_ca, "", "Certificates, PEM, by which clients must be signed. Empty: clients need none.");
+ABSL_FLAG(std::string, tls_client_ca, "",
+          "Certificates, PEM, by which clients must be signed. Empty: clients need none.");
 
 // ---- Shutdown ----
-ABSL_FLAG(absl::Duration, drain_grace, absl::Seconds(10),
-          "After SIGTERM: how long requests are still taken while health says NOT_SERVING, for load balancers to notice.");
+ABSL_FLAG(
+    absl::Duration, drain_grace, absl::Seconds(10),
+    "After SIGTERM: how long requests are still taken while health says NOT_SERVING, for load balancers to notice.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30), "After that: how long accepted requests have to finish.");
 
 namespace sinkhorn {
@@ -126,8 +137,9 @@ void CheckLimits(Checker& checker, Config* config) {
   queue->max_batch_delay = absl::Microseconds(IN_RANGE(max_batch_delay_us, 0, 10000000));
   const int64_t one_request = config->service.max_receive_message_bytes + limits->max_reply_bytes;
   if (checker.status().ok() && queue->max_queue_bytes < one_request) {
-    checker.Complain(absl::StrCat("--max_queue_bytes must hold one request: at least max_receive_message_bytes + max_reply_bytes = ",
-                                  one_request, "; got ", queue->max_queue_bytes));
+    checker.Complain(absl::StrCat(
+        "--max_queue_bytes must hold one request: at least max_receive_message_bytes + max_reply_bytes = ", one_request,
+        "; got ", queue->max_queue_bytes));
   }
   config->service.queue = *queue;
 }

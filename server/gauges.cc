@@ -47,9 +47,9 @@ void AddQueueGauges(const Scheduler* scheduler, Metrics* metrics) {
 void AddDeviceGauges(const SinkhornServer* server, const Scheduler* scheduler, const DeviceDescription& device,
                      Metrics* metrics) {
   const std::string label = DeviceLabel(device);
-  metrics->AddGauge("sinkhorn_device_memory_bytes", "Memory by use: 'total' of the device, 'requests' waiting or resident.",
-                    {{"device", label}, {"pool", "total"}},
-                    [bytes = device.memory_bytes] { return static_cast<double>(bytes); });
+  metrics->AddGauge(
+      "sinkhorn_device_memory_bytes", "Memory by use: 'total' of the device, 'requests' waiting or resident.",
+      {{"device", label}, {"pool", "total"}}, [bytes = device.memory_bytes] { return static_cast<double>(bytes); });
   metrics->AddGauge("sinkhorn_device_memory_bytes", "", {{"device", label}, {"pool", "requests"}},
                     [scheduler] { return static_cast<double>(scheduler->stats().bytes); });
   metrics->AddGauge("sinkhorn_device_healthy", "1 unless the device is lost.", {{"device", label}},

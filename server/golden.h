@@ -9,7 +9,8 @@
 
 namespace sinkhorn {
 
-// OK when every golden problem is solved right within `timeout`. Else says which was not, what came and what should have.
+// OK when every golden problem is solved right within `timeout`. Else says which was not, what came and what should
+// have.
 absl::Status CheckGoldenProblems(Scheduler* scheduler, absl::Duration timeout);
 
 }  // namespace sinkhorn

@@ -2,7 +2,8 @@
 // "liveness" is SERVING as long as the process answers, whatever the load and while it drains. Other names are unknown:
 // NOT_FOUND from Check, SERVICE_UNKNOWN from Watch.
 //
-// Our own, because gRPC's built-in one says SERVING as soon as the server starts and cannot leave one name out of a shutdown.
+// Our own, because gRPC's built-in one says SERVING as soon as the server starts and cannot leave one name out of a
+// shutdown.
 #ifndef SINKHORN_SERVER_HEALTH_H_
 #define SINKHORN_SERVER_HEALTH_H_
 
@@ -25,7 +26,8 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   // Ends all Watch calls, so that the server can shut down; later ones end at once.
   void Shutdown() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context, const grpc::health::v1::HealthCheckRequest* request,
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
+                                  const grpc::health::v1::HealthCheckRequest* request,
                                   grpc::health::v1::HealthCheckResponse* response) override ABSL_LOCKS_EXCLUDED(mutex_);
   grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
       grpc::CallbackServerContext* context, const grpc::health::v1::HealthCheckRequest* request) override

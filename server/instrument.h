@@ -1,5 +1,5 @@
-// Counters and histograms cheap enough for every request: an observation is two relaxed atomic additions on a cache line
-// that few threads share. (prometheus-cpp's own take a mutex per observation.)
+// Counters and histograms cheap enough for every request: an observation is two relaxed atomic additions on a cache
+// line that few threads share. (prometheus-cpp's own take a mutex per observation.)
 #ifndef SINKHORN_SERVER_INSTRUMENT_H_
 #define SINKHORN_SERVER_INSTRUMENT_H_
 
@@ -55,7 +55,8 @@ class Histogram {
   std::array<Shard, kShards> shards_;
 };
 
-// One name with labels. With takes a mutex: callers on a hot path keep what it returns, which lives as long as the family.
+// One name with labels. With takes a mutex: callers on a hot path keep what it returns, which lives as long as the
+// family.
 template <class Instrument>
 class Family {
  public:

@@ -1,7 +1,8 @@
 // The server: flags -> backend -> scheduler -> service -> gRPC, and a clean way out.
 //
-// Start: listens at once but refuses solves (WARMING) until the golden problems are solved right. Stop (SIGTERM or SIGINT):
-// health says NOT_SERVING and requests are still taken for --drain_grace; then they are refused, what was accepted has
+// Start: listens at once but refuses solves (WARMING) until the golden problems are solved right. Stop (SIGTERM or
+// SIGINT): health says NOT_SERVING and requests are still taken for --drain_grace; then they are refused, what was
+// accepted has
 // --drain_timeout to finish, and the process exits 0. A second signal exits at once. A lost device: exit 1.
 #include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
@@ -11,12 +12,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -43,6 +46,10 @@ constexpr int kExitSecondSignal = 143;  // 128 + SIGTERM.
 constexpr int kDeviceLostSignal = SIGUSR1;
 constexpr absl::Duration kGoldenTimeout = absl::Seconds(60);
 constexpr absl::Duration kFlushTimeout = absl::Seconds(2);  // For replies still being sent when all is answered.
+// gRPC answers calls that arrive while it shuts down with CANCELLED, which clients do not retry. So first there must be
+// a silence, in which clients have heard that they should go elsewhere; but not a longer wait than this.
+constexpr absl::Duration kSilence = absl::Milliseconds(200);
+constexpr absl::Duration kSilenceTimeout = absl::Seconds(2);
 constexpr int kCertificateRefreshSeconds = 10;
 
 // ---- Backend --------------------------------------------------------------------------------------------------------
@@ -67,7 +74,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Config& config) {
   std::unique_ptr<Backend> backend = MakeCpuBackend(config.cpu);
   if (config.backend == "auto") {
     Log(Severity::kInfo, "backend",
-        {{"chosen", backend->device().name}, {"why", absl::StrCat("auto; no CUDA backend in this version; ", CudaFindings())}});
+        {{"chosen", backend->device().name},
+         {"why", absl::StrCat("auto; no CUDA backend in this version; ", CudaFindings())}});
   }
   return backend;
 }
@@ -97,7 +105,7 @@ void AddChannelArguments(const Config& config, grpc::ServerBuilder* builder) {
     return static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(duration), 0x7fffffff));
   };
   builder->SetMaxReceiveMessageSize(static_cast<int>(config.service.max_receive_message_bytes));
-  builder->SetMaxSendMessageSize(-1);  // Replies are bounded where they are planned.
+  builder->SetMaxSendMessageSize(-1);                        // Replies are bounded where they are planned.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port in use is an error.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, config.keepalive_time_ms);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -105,6 +113,17 @@ void AddChannelArguments(const Config& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, milliseconds(config.max_connection_age));
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, milliseconds(config.max_connection_age_grace));
 }
+
+// Takes out the plugin that is there as soon as the library is linked.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; }),
+                   plugins->end());
+  }
+};
 
 // ---- The running server ---------------------------------------------------------------------------------------------
 
@@ -138,14 +157,16 @@ class Process {
 absl::Status Process::StartGrpc() {
   auto credentials = MakeCredentials(config_.tls);
   if (!credentials.ok()) return credentials.status();
-  if (config_.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // The library has done so already if it is linked.
   grpc::ServerBuilder builder;
+  if (!config_.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   builder.AddListeningPort(config_.listen, *credentials, &port_);
   builder.RegisterService(service_->rpc());
   builder.RegisterService(&health_);
   AddChannelArguments(config_, &builder);
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port_ == 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen));
+  if (server_ == nullptr || port_ == 0)
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen));
   return absl::OkStatus();
 }
 
@@ -199,18 +220,21 @@ absl::Status Process::WritePortFile() const {
 void Process::Drain() {
   health_.SetReady(false);
   service_->SetState(ServiceState::kDraining);
-  Log(Severity::kInfo, "draining", {{"grace", absl::FormatDuration(config_.drain_grace)},
-                                    {"in_flight", absl::StrCat(service_->requests_in_flight())}});
+  Log(Severity::kInfo, "draining",
+      {{"grace", absl::FormatDuration(config_.drain_grace)},
+       {"in_flight", absl::StrCat(service_->requests_in_flight())}});
   absl::SleepFor(config_.drain_grace);
   Leave(config_.drain_timeout);
 }
 
-// Refuses new requests, gives accepted ones `timeout` to finish, ends the rest with UNAVAILABLE, and closes connections.
+// Refuses new requests, gives accepted ones `timeout` to finish, ends the rest with UNAVAILABLE, and closes
+// connections.
 void Process::Leave(absl::Duration timeout) {
   service_->SetState(ServiceState::kStopping);
   const bool idle = service_->AwaitIdle(absl::Now() + timeout);
   const int64_t left = service_->requests_in_flight();
   scheduler_->Stop();
+  if (timeout > absl::ZeroDuration()) service_->AwaitSilence(kSilence, absl::Now() + kSilenceTimeout);
   health_.Shutdown();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
   Log(idle ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", absl::StrCat(idle ? 0 : left)}});

@@ -17,10 +17,10 @@ using prometheus::MetricType;
 // ---- Buckets --------------------------------------------------------------------------------------------------------
 
 const std::vector<double>& SecondsBounds() {  // gRFC A66.
-  static const auto* const kBounds = new std::vector<double>{
-      .00001, .00005, .0001, .0003, .0006, .0008, .001, .002, .003, .004, .005, .006, .008, .01,
-      .013,   .016,   .02,   .025,  .03,   .04,   .05,  .065, .08,  .1,   .13,  .16,  .2,   .25,
-      .3,     .4,     .5,    .65,   .8,    1,     2,    5,    10,   20,   50,   100};
+  static const auto* const kBounds =
+      new std::vector<double>{.00001, .00005, .0001, .0003, .0006, .0008, .001, .002, .003, .004, .005, .006, .008, .01,
+                              .013,   .016,   .02,   .025,  .03,   .04,   .05,  .065, .08,  .1,   .13,  .16,  .2,   .25,
+                              .3,     .4,     .5,    .65,   .8,    1,     2,    5,    10,   20,   50,   100};
   return *kBounds;
 }
 
@@ -57,14 +57,16 @@ ProcessStat ReadProcessStat() {
   char text[1024];
   text[std::fread(text, 1, sizeof(text) - 1, file)] = 0;
   std::fclose(file);
-  // Field 2 is the command in parentheses; fields 14, 15, 22 and 24 are user and system ticks, start tick, resident pages.
+  // Field 2 is the command in parentheses; fields 14, 15, 22 and 24 are user and system ticks, start tick, resident
+  // pages.
   const char* command_end = std::strrchr(text, ')');
   if (command_end == nullptr) return stat;
   unsigned long user = 0, system = 0;
   unsigned long long start = 0;
   long resident = 0;
-  std::sscanf(command_end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %*d %*d %llu %*u %ld",
-              &user, &system, &start, &resident);
+  std::sscanf(command_end + 1,
+              " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %*d %*d %llu %*u %ld", &user,
+              &system, &start, &resident);
   const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
   stat.cpu_seconds = static_cast<double>(user + system) / ticks;
   stat.start_seconds_after_boot = static_cast<double>(start) / ticks;
@@ -104,11 +106,13 @@ MetricFamily Single(const char* name, const char* help, MetricType type, double 
 
 void CollectProcess(std::vector<MetricFamily>* families) {
   const ProcessStat stat = ReadProcessStat();
-  families->push_back(Single("process_cpu_seconds_total", "User and system CPU time spent.", MetricType::Counter, stat.cpu_seconds));
-  families->push_back(Single("process_resident_memory_bytes", "Resident memory.", MetricType::Gauge, stat.resident_bytes));
+  families->push_back(
+      Single("process_cpu_seconds_total", "User and system CPU time spent.", MetricType::Counter, stat.cpu_seconds));
+  families->push_back(
+      Single("process_resident_memory_bytes", "Resident memory.", MetricType::Gauge, stat.resident_bytes));
   families->push_back(Single("process_open_fds", "Open file descriptors.", MetricType::Gauge, OpenFileCount()));
-  families->push_back(Single("process_start_time_seconds", "Start of the process since the Unix epoch.", MetricType::Gauge,
-                             BootSeconds() + stat.start_seconds_after_boot));
+  families->push_back(Single("process_start_time_seconds", "Start of the process since the Unix epoch.",
+                             MetricType::Gauge, BootSeconds() + stat.start_seconds_after_boot));
 }
 
 int ThisShard(int shards) {
@@ -151,23 +155,26 @@ void Histogram::Collect(prometheus::ClientMetric* metric) const {
 
 Metrics::Metrics()
     : calls_started("grpc_server_call_started_total", "RPCs begun.", {"grpc_method"}, NewCounter),
-      call_seconds("grpc_server_call_duration_seconds", "From the start of an RPC to its end.", {"grpc_method", "grpc_status"},
-                   NewSeconds),
-      requests_rejected("sinkhorn_requests_rejected_total", "Requests refused before they were queued.", {"reason"}, NewCounter),
+      call_seconds("grpc_server_call_duration_seconds", "From the start of an RPC to its end.",
+                   {"grpc_method", "grpc_status"}, NewSeconds),
+      requests_rejected("sinkhorn_requests_rejected_total", "Requests refused before they were queued.", {"reason"},
+                        NewCounter),
       requests_abandoned("sinkhorn_requests_abandoned_total",
-                         "Accepted requests given up, where they were and why (cancelled or deadline).", {"stage", "cause"}, NewCounter),
+                         "Accepted requests given up, where they were and why (cancelled or deadline).",
+                         {"stage", "cause"}, NewCounter),
       wasted_device_seconds("sinkhorn_wasted_device_seconds_total",
-                            "Time that requests which were given up had spent being solved, shared with their batches.", {"cause"},
-                            NewCounter),
+                            "Time that requests which were given up had spent being solved, shared with their batches.",
+                            {"cause"}, NewCounter),
       stage_seconds("sinkhorn_stage_duration_seconds", "Where requests spend their time.", {"stage"}, NewSeconds),
       outcomes("sinkhorn_outcomes_total", "How requests ended: the stop reason, or the reason of the error.",
                {"problem", "outcome"}, NewCounter),
       iterations("sinkhorn_iterations", "Iterations of a solved request.", {"problem"}, NewCount),
-      marginal_error("sinkhorn_marginal_error", "Larger L1 marginal error of a solved request, in units of mass.", {"problem"},
-                     NewError),
-      batches("sinkhorn_batches_total", "Rounds in which a device advanced its resident problems.", {"device", "family"},
-              NewCounter),
-      batch_problems("sinkhorn_batch_problems", "Problems (members of all requests) that shared a round.", {"family"}, NewCount),
+      marginal_error("sinkhorn_marginal_error", "Larger L1 marginal error of a solved request, in units of mass.",
+                     {"problem"}, NewError),
+      batches("sinkhorn_batches_total", "Rounds in which a device advanced its resident problems.",
+              {"device", "family"}, NewCounter),
+      batch_problems("sinkhorn_batch_problems", "Problems (members of all requests) that shared a round.", {"family"},
+                     NewCount),
       device_busy_seconds("sinkhorn_device_busy_seconds_total", "Time spent in rounds.", {"device"}, NewCounter) {}
 
 void Metrics::AddGauge(std::string name, std::string help, Labels labels, std::function<double()> value) {
@@ -192,10 +199,18 @@ void Metrics::CollectGauges(std::vector<MetricFamily>* families) const {
 }
 
 std::vector<MetricFamily> Metrics::Collect() const {
-  std::vector<MetricFamily> families = {
-      calls_started.Collect(),  call_seconds.Collect(),  requests_rejected.Collect(), requests_abandoned.Collect(),
-      wasted_device_seconds.Collect(), stage_seconds.Collect(), outcomes.Collect(),   iterations.Collect(),
-      marginal_error.Collect(), batches.Collect(),       batch_problems.Collect(),    device_busy_seconds.Collect()};
+  std::vector<MetricFamily> families = {calls_started.Collect(),
+                                        call_seconds.Collect(),
+                                        requests_rejected.Collect(),
+                                        requests_abandoned.Collect(),
+                                        wasted_device_seconds.Collect(),
+                                        stage_seconds.Collect(),
+                                        outcomes.Collect(),
+                                        iterations.Collect(),
+                                        marginal_error.Collect(),
+                                        batches.Collect(),
+                                        batch_problems.Collect(),
+                                        device_busy_seconds.Collect()};
   CollectGauges(&families);
   CollectProcess(&families);
   return families;

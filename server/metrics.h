@@ -20,22 +20,22 @@ class Metrics : public prometheus::Collectable {
   Metrics();
 
   // RPCs.
-  Family<Counter> calls_started;            // {grpc_method}
-  Family<Histogram> call_seconds;           // {grpc_method, grpc_status}
+  Family<Counter> calls_started;   // {grpc_method}
+  Family<Histogram> call_seconds;  // {grpc_method, grpc_status}
 
   // Requests: each Solve call and each problem of a stream.
-  Family<Counter> requests_rejected;        // {reason}
-  Family<Counter> requests_abandoned;       // {stage, cause}
-  Family<Counter> wasted_device_seconds;    // {cause}
-  Family<Histogram> stage_seconds;          // {stage}: decode, queue, solve, encode
-  Family<Counter> outcomes;                 // {problem, outcome}
-  Family<Histogram> iterations;             // {problem}
-  Family<Histogram> marginal_error;         // {problem}
+  Family<Counter> requests_rejected;      // {reason}
+  Family<Counter> requests_abandoned;     // {stage, cause}
+  Family<Counter> wasted_device_seconds;  // {cause}
+  Family<Histogram> stage_seconds;        // {stage}: decode, queue, solve, encode
+  Family<Counter> outcomes;               // {problem, outcome}
+  Family<Histogram> iterations;           // {problem}
+  Family<Histogram> marginal_error;       // {problem}
 
   // The device.
-  Family<Counter> batches;                  // {device, family}
-  Family<Histogram> batch_problems;         // {family}
-  Family<Counter> device_busy_seconds;      // {device}
+  Family<Counter> batches;              // {device, family}
+  Family<Histogram> batch_problems;     // {family}
+  Family<Counter> device_busy_seconds;  // {device}
 
   using Labels = std::vector<std::pair<std::string, std::string>>;
   // A gauge whose value is asked for at each collection. All of one name are added in a row.

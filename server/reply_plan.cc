@@ -15,10 +15,10 @@ using absl::nullopt;
 using absl::optional;
 using absl::StrCat;
 
-constexpr size_t kAlignment = 64;                 // Of each tensor in the block: a cache line, a vector.
-constexpr int64_t kScalarBytes = 10;              // Of one per-member double on the wire, tags included.
-constexpr int64_t kMemberBytes = 40;              // Of one member's Convergence on the wire.
-constexpr int64_t kMessageBytes = 1024;           // Everything else in a reply.
+constexpr size_t kAlignment = 64;        // Of each tensor in the block: a cache line, a vector.
+constexpr int64_t kScalarBytes = 10;     // Of one per-member double on the wire, tags included.
+constexpr int64_t kMemberBytes = 40;     // Of one member's Convergence on the wire.
+constexpr int64_t kMessageBytes = 1024;  // Everything else in a reply.
 
 int64_t RoundUp(int64_t bytes) { return SaturatingSum(bytes, kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -42,7 +42,7 @@ const char* Misfit(int output, const Problem& problem) {
       if (normalization) return kTransportOnly;
       if (problem.solver.debias) return "is not for debiased problems";
       return std::isinf(problem.solver.rho_a) && std::isinf(problem.solver.rho_b) ? nullptr
-                                                                                : "is for balanced problems only";
+                                                                                  : "is for balanced problems only";
     case v1::OUTPUT_GRADIENT_POINTS:
     case v1::OUTPUT_PROJECTION:
       return problem.kind == ProblemKind::kPointCloud ? nullptr : kPointCloudsOnly;
@@ -192,8 +192,8 @@ optional<Error> PlanReply(const OutputMask& mask, const TensorCheck& inputs, con
   AddTensors(mask, problem, &layout);
 
   // 1. The reply's size, before anything is allocated.
-  const int scalars = 2 * mask.Has(v1::OUTPUT_VALUE) + mask.Has(v1::OUTPUT_VALUE_LINEAR) +
-                      mask.Has(v1::OUTPUT_PRIMAL_BOUND);
+  const int scalars =
+      2 * mask.Has(v1::OUTPUT_VALUE) + mask.Has(v1::OUTPUT_VALUE_LINEAR) + mask.Has(v1::OUTPUT_PRIMAL_BOUND);
   const int64_t per_member = scalars * kScalarBytes + (mask.Has(v1::OUTPUT_MEMBERS) ? kMemberBytes : 0);
   const int64_t wire_bytes =
       SaturatingSum(kMessageBytes, SaturatingSum(layout.wire_bytes(), SaturatingProduct(count, per_member)));

@@ -25,8 +25,8 @@ class OutputMask {
 // Checks that the outputs asked for fit the problem, and fills in the default ones.
 absl::optional<Error> CheckOutputs(const v1::SolveRequest& request, const Problem& problem, OutputMask* mask);
 
-// Points `prepared->problem.outputs` to memory of `prepared` and `response`. PROBLEM_TOO_LARGE when the reply would exceed
-// the limit, DEVICE_MEMORY when there is no memory for it.
+// Points `prepared->problem.outputs` to memory of `prepared` and `response`. PROBLEM_TOO_LARGE when the reply would
+// exceed the limit, DEVICE_MEMORY when there is no memory for it.
 absl::optional<Error> PlanReply(const OutputMask& mask, const TensorCheck& inputs, const Limits& limits,
                                 Prepared* prepared, v1::SolveResponse* response);
 

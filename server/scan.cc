@@ -1,5 +1,6 @@
-// The rules are tests on bit patterns: for an IEEE format whose infinity has the bits `kInfinity`, the non-negative finite
-// numbers are the patterns below it, and negative ones have the top bit set. Integer loops without branches vectorise.
+// The rules are tests on bit patterns: for an IEEE format whose infinity has the bits `kInfinity`, the non-negative
+// finite numbers are the patterns below it, and negative ones have the top bit set. Integer loops without branches
+// vectorise.
 #include "server/scan.h"
 
 #include <algorithm>

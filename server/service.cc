@@ -1,5 +1,6 @@
 #include "server/service.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -82,7 +83,8 @@ class SinkhornServer::Rpc final : public Base {
     const absl::Time started = absl::Now();
     context_.metrics->calls_started.With({kGetServerInfoMethod})->Add();
     FillInfo(response);
-    context_.metrics->call_seconds.With({kGetServerInfoMethod, "OK"})->Observe(absl::ToDoubleSeconds(absl::Now() - started));
+    context_.metrics->call_seconds.With({kGetServerInfoMethod, "OK"})
+        ->Observe(absl::ToDoubleSeconds(absl::Now() - started));
     grpc::ServerUnaryReactor* reactor = rpc->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
@@ -140,6 +142,18 @@ bool SinkhornServer::AwaitIdle(absl::Time deadline) {
     absl::SleepFor(absl::Milliseconds(2));
   }
   return true;
+}
+
+void SinkhornServer::AwaitSilence(absl::Duration silence, absl::Time deadline) {
+  const auto arrivals = [this] { return rpc_->context()->arrivals.load(); };
+  int64_t seen = arrivals();
+  absl::Time since = absl::Now();
+  while (absl::Now() < std::min(since + silence, deadline)) {
+    absl::SleepFor(absl::Milliseconds(2));
+    if (arrivals() == seen) continue;
+    seen = arrivals();
+    since = absl::Now();
+  }
 }
 
 }  // namespace sinkhorn

@@ -2,9 +2,9 @@
 //
 //   gRPC's thread -> [decode, validate] -> scheduler -> backend -> [encode] -> gRPC
 //
-// The bracketed steps run on a small pool of threads, unless the request is so small that handing it over would cost more
-// than doing it. gRPC's own threads never copy, scan or solve anything large. A call that is cancelled or past its deadline
-// ends at once where it waits, and at the scheduler's next slice where it runs.
+// The bracketed steps run on a small pool of threads, unless the request is so small that handing it over would cost
+// more than doing it. gRPC's own threads never copy, scan or solve anything large. A call that is cancelled or past its
+// deadline ends at once where it waits, and at the scheduler's next slice where it runs.
 #ifndef SINKHORN_SERVER_SERVICE_H_
 #define SINKHORN_SERVER_SERVICE_H_
 
@@ -24,14 +24,14 @@ namespace sinkhorn {
 
 struct ServiceOptions {
   Limits limits;
-  SchedulerOptions queue;                           // Reported by GetServerInfo.
-  int64_t max_receive_message_bytes = 256 << 20;    // Reported by GetServerInfo; gRPC enforces it.
-  int threads = 2;                                  // That decode, validate and encode.
-  int64_t max_pending_decodes = 256;                // Requests that wait for these threads; then QUEUE_FULL. At most 1000.
-  int64_t inline_bytes = 64 << 10;                  // Smaller requests are decoded where they arrive.
-  int64_t stream_read_ahead_requests = 256;         // Of one stream: read but not answered yet.
-  int64_t stream_read_ahead_bytes = 64 << 20;       // Likewise; at least one request.
-  bool log_requests = false;                        // One line for each request.
+  SchedulerOptions queue;                         // Reported by GetServerInfo.
+  int64_t max_receive_message_bytes = 256 << 20;  // Reported by GetServerInfo; gRPC enforces it.
+  int threads = 2;                                // That decode, validate and encode.
+  int64_t max_pending_decodes = 256;           // Requests that wait for these threads; then QUEUE_FULL. At most 1000.
+  int64_t inline_bytes = 64 << 10;             // Smaller requests are decoded where they arrive.
+  int64_t stream_read_ahead_requests = 256;    // Of one stream: read but not answered yet.
+  int64_t stream_read_ahead_bytes = 64 << 20;  // Likewise; at least one request.
+  bool log_requests = false;                   // One line for each request.
   std::string version = "0.0.0";
   std::string commit;
   // Called once when the device is lost. In-flight requests have got or will get UNAVAILABLE.
@@ -62,6 +62,8 @@ class SinkhornServer {
   int64_t requests_in_flight() const;
   // Blocks until none is in flight, or until `deadline`. True: none.
   bool AwaitIdle(absl::Time deadline);
+  // Blocks until no request has arrived for `silence`, or until `deadline`.
+  void AwaitSilence(absl::Duration silence, absl::Time deadline);
 
  private:
   class Rpc;

@@ -123,8 +123,8 @@ ServiceContext::ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* 
     SolvedMetrics* of_kind = &solved[static_cast<int>(kind)];
     of_kind->iterations = metrics->iterations.With({KindName(kind)});
     of_kind->marginal_error = metrics->marginal_error.With({KindName(kind)});
-    for (StopReason reason : {StopReason::kTolerance, StopReason::kMaxIterations, StopReason::kPrecision,
-                              StopReason::kNotIterated}) {
+    for (StopReason reason :
+         {StopReason::kTolerance, StopReason::kMaxIterations, StopReason::kPrecision, StopReason::kNotIterated}) {
       of_kind->outcomes[static_cast<int>(reason)] = metrics->outcomes.With({KindName(kind), OutcomeName(reason)});
     }
   }
@@ -149,8 +149,8 @@ void ServiceContext::DeviceLost() {
 }
 
 void ServiceContext::CallFinished(grpc::StatusCode code, absl::Duration duration) {
-  Histogram* seconds = code == grpc::StatusCode::OK ? solve_ok_seconds
-                                                    : metrics->call_seconds.With({kSolveMethod, GrpcCodeName(code)});
+  Histogram* seconds =
+      code == grpc::StatusCode::OK ? solve_ok_seconds : metrics->call_seconds.With({kSolveMethod, GrpcCodeName(code)});
   seconds->Observe(absl::ToDoubleSeconds(duration));
 }
 
@@ -172,6 +172,7 @@ SolveCall::SolveCall(ServiceContext* context, absl::Time deadline, bool in_strea
 void SolveCall::Start(grpc::ByteBuffer* message) {
   arrived_ = absl::Now();
   message_.Swap(message);
+  context_->arrivals.fetch_add(1);
   context_->in_flight.fetch_add(1);  // Before the state is read: whoever waits for idleness first sets the state.
   Ref();                             // Released by Finish.
   switch (context_->state.load()) {
@@ -198,7 +199,7 @@ void SolveCall::Cancel() {
 void SolveCall::Process() {
   optional<Error> error;
   if (cancelled_.load()) {
-    error = Cancelled("decode");
+    error = IsLate() ? Expired("decode") : Cancelled("decode");
   } else if (arrived_ >= deadline_ || absl::Now() >= deadline_) {
     error = Expired("decode");
   } else {
@@ -232,7 +233,8 @@ optional<Error> SolveCall::Decode() {
     request_ = google::protobuf::Arena::CreateMessage<v1::SolveRequest>(&arena_);
     parsed = DecodeWithoutTensors(bytes, request_);
   }
-  if (!parsed) return InvalidField("request", "must be a message of this contract", StrCat(bytes.size(), " other bytes"));
+  if (!parsed)
+    return InvalidField("request", "must be a message of this contract", StrCat(bytes.size(), " other bytes"));
   if (request_->request_id().size() <= kMaxRequestIdBytes) request_id_ = request_->request_id();
   response_ = google::protobuf::Arena::CreateMessage<v1::SolveResponse>(&arena_);
   return Validate(bytes, *request_, context_->options.limits, &prepared_, response_);
@@ -242,7 +244,8 @@ optional<Error> SolveCall::Decode() {
 optional<Error> SolveCall::CheckFeasible() const {
   if (deadline_ == absl::InfiniteFuture() || prepared_.problem.solver.tolerance > 0) return nullopt;
   const absl::Duration left = deadline_ - absl::Now();
-  const absl::Duration needed = absl::Seconds(kPredictionSlack * context_->backend->PredictedSeconds(prepared_.problem));
+  const absl::Duration needed =
+      absl::Seconds(kPredictionSlack * context_->backend->PredictedSeconds(prepared_.problem));
   if (needed <= left) return nullopt;
   return InfeasibleDeadline(left, needed);
 }
@@ -299,8 +302,7 @@ Error SolveCall::SolveError(const TaskResult& result) {
   const bool expired = status.code() == absl::StatusCode::kDeadlineExceeded;
   const bool cancelled = status.code() == absl::StatusCode::kCancelled;
   if (expired || cancelled) {
-    // gRPC cancels a call whose deadline has passed.
-    const bool late = expired || absl::Now() >= deadline_;
+    const bool late = expired || IsLate();
     const char* cause = late ? "deadline" : "cancelled";
     if (result.timing.launch_count > 0) {
       context_->metrics->wasted_device_seconds.With({cause})->Add(absl::ToDoubleSeconds(result.timing.compute));
@@ -321,11 +323,19 @@ Error SolveCall::SolveError(const TaskResult& result) {
   }
 }
 
+// gRPC cancels a call whose deadline has passed, and the client's clock may strike first: the time left travels rounded
+// up, by as much as a hundredth.
+bool SolveCall::IsLate() const {
+  if (deadline_ == absl::InfiniteFuture()) return false;
+  return absl::Now() >= deadline_ - absl::Milliseconds(5) - 0.02 * (deadline_ - arrived_);
+}
+
 void SolveCall::Encode() {
   const absl::Time begin = absl::Now();
   if (!IsFinite()) {
-    return Fail(Diverged("the result is not finite: the costs may be too large for this epsilon, or the masses too small; "
-                         "raise epsilon, scale the inputs, or ask for precision DOUBLE"));
+    return Fail(
+        Diverged("the result is not finite: the costs may be too large for this epsilon, or the masses too small; "
+                 "raise epsilon, scale the inputs, or ask for precision DOUBLE"));
   }
   FillResponse();
   grpc::ByteBuffer reply = EncodeReply();
@@ -356,8 +366,8 @@ void SolveCall::FillResponse() {
 }
 
 grpc::ByteBuffer SolveCall::EncodeReply() {
-  const std::vector<WirePiece> pieces = EncodeResponse(
-      *response_, prepared_.tensors, in_stream_ ? optional<absl::string_view>(request_id_) : nullopt);
+  const std::vector<WirePiece> pieces =
+      EncodeResponse(*response_, prepared_.tensors, in_stream_ ? optional<absl::string_view>(request_id_) : nullopt);
   size_t total = 0;
   for (const WirePiece& piece : pieces) total += piece.head.size() + (piece.tensor ? piece.tensor->bytes : 0);
 
@@ -380,7 +390,8 @@ grpc::ByteBuffer SolveCall::EncodeReply() {
   if (prepared_.block != nullptr) block = grpc::Slice(prepared_.block.release(), prepared_.block_bytes, &std::free);
   for (const WirePiece& piece : pieces) {
     slices.emplace_back(piece.head);
-    if (piece.tensor != nullptr) slices.push_back(block.sub(piece.tensor->offset, piece.tensor->offset + piece.tensor->bytes));
+    if (piece.tensor != nullptr)
+      slices.push_back(block.sub(piece.tensor->offset, piece.tensor->offset + piece.tensor->bytes));
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
@@ -429,9 +440,10 @@ const char* SolveCall::ProblemName() const {
 
 const char* GrpcCodeName(grpc::StatusCode code) {
   static const char* const kNames[] = {
-      "OK",           "CANCELLED",         "UNKNOWN",           "INVALID_ARGUMENT",    "DEADLINE_EXCEEDED", "NOT_FOUND",
-      "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",           "OUT_OF_RANGE",
-      "UNIMPLEMENTED", "INTERNAL",         "UNAVAILABLE",       "DATA_LOSS",           "UNAUTHENTICATED"};
+      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+      "DATA_LOSS", "UNAUTHENTICATED"};
   return code >= 0 && code <= 16 ? kNames[code] : "UNKNOWN";
 }
 

@@ -4,11 +4,11 @@
 #define SINKHORN_SERVER_SERVICE_CALL_H_
 
 #include <grpcpp/grpcpp.h>
-#include <unsupported/Eigen/CXX11/ThreadPool>
 
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <unsupported/Eigen/CXX11/ThreadPool>
 
 #include "google/protobuf/arena.h"
 #include "server/metrics.h"
@@ -54,6 +54,7 @@ class ServiceContext {
   const absl::Time started = absl::Now();
   std::atomic<ServiceState> state{ServiceState::kWarming};
   std::atomic<int64_t> in_flight{0};
+  std::atomic<int64_t> arrivals{0};  // Requests so far, refused ones too.
   Counter* const solve_started;
   Histogram* const solve_ok_seconds;
   Histogram* const decode_seconds;
@@ -103,6 +104,7 @@ class SolveCall {
   Error SubmitError(const absl::Status& status) const;
   void OnSolved(const TaskResult& result);
   Error SolveError(const TaskResult& result);
+  bool IsLate() const;
   void Encode();
   void FillResponse();
   bool IsFinite() const;

@@ -30,8 +30,8 @@ class StreamRegistry {
   std::set<StreamCall*> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Reads ahead of its answers by a bounded number of requests and bytes; an answer counts until it is written, so a client
-// that does not read stops being read. Lives until the RPC is done and its last problem has let go.
+// Reads ahead of its answers by a bounded number of requests and bytes; an answer counts until it is written, so a
+// client that does not read stops being read. Lives until the RPC is done and its last problem has let go.
 class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc);
@@ -68,16 +68,16 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   std::atomic<int> references_{1};
 
   absl::Mutex mutex_;
-  grpc::ByteBuffer read_;                                   // gRPC's while reading_.
+  grpc::ByteBuffer read_;  // gRPC's while reading_.
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
-  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;        // The client sends no more.
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;            // The front of replies_.
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;             // Nobody receives replies any more.
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;  // The client sends no more.
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;      // The front of replies_.
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;       // Nobody receives replies any more.
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t outstanding_ ABSL_GUARDED_BY(mutex_) = 0;         // Requests read and not answered.
+  int64_t outstanding_ ABSL_GUARDED_BY(mutex_) = 0;  // Requests read and not answered.
   int64_t outstanding_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::set<Item*> items_ ABSL_GUARDED_BY(mutex_);           // Requests without a reply.
-  std::deque<Reply> replies_ ABSL_GUARDED_BY(mutex_);       // Replies not written.
+  std::set<Item*> items_ ABSL_GUARDED_BY(mutex_);      // Requests without a reply.
+  std::deque<Reply> replies_ ABSL_GUARDED_BY(mutex_);  // Replies not written.
 };
 
 }  // namespace sinkhorn

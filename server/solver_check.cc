@@ -165,7 +165,8 @@ optional<Error> CheckCustomRecipe(const v1::CustomRecipe& in, Recipe* out) {
     return InvalidField("normalization.custom.guard_value", "must be 0 with guard NONE", StrCat(in.guard_value()));
   }
   if (in.has_logit_floor() && !std::isfinite(in.logit_floor())) {
-    return InvalidField("normalization.custom.logit_floor", "must be finite (unset: no floor)", StrCat(in.logit_floor()));
+    return InvalidField("normalization.custom.logit_floor", "must be finite (unset: no floor)",
+                        StrCat(in.logit_floor()));
   }
   out->offset = in.offset();
   out->guard_value = in.guard_value();
@@ -232,7 +233,8 @@ optional<Error> CheckNormalizationSolver(const v1::SolverOptions& in, bool exact
 
 optional<Error> CheckRecipe(const v1::NormalizationProblem& in, Recipe* out) {
   if (in.has_custom() && in.recipe() != v1::NORMALIZATION_RECIPE_CUSTOM) {
-    return InvalidField("normalization.custom", "must be unset unless the recipe is CUSTOM", StrCat("recipe ", in.recipe()));
+    return InvalidField("normalization.custom", "must be unset unless the recipe is CUSTOM",
+                        StrCat("recipe ", in.recipe()));
   }
   switch (in.recipe()) {
     case v1::NORMALIZATION_RECIPE_UNSPECIFIED:

@@ -14,8 +14,8 @@ namespace sinkhorn {
 absl::optional<Error> CheckTransportSolver(const v1::SolverOptions& in, ProblemKind kind, const Limits& limits,
                                            SolverOptions* out);
 
-// Normalisation: only max_iterations, tolerance and precision may be set; with `backward_only` (a plan is given) only the
-// precision.
+// Normalisation: only max_iterations, tolerance and precision may be set; with `backward_only` (a plan is given) only
+// the precision.
 absl::optional<Error> CheckNormalizationSolver(const v1::SolverOptions& in, bool exact, bool backward_only,
                                                const Limits& limits, SolverOptions* out);
 

@@ -23,8 +23,8 @@ std::string Seconds(absl::Duration duration) { return absl::StrCat(absl::ToDoubl
 }  // namespace
 
 Error InvalidField(absl::string_view field, absl::string_view rule, absl::string_view value) {
-  Error error = Make(absl::StatusCode::kInvalidArgument, "INVALID_FIELD",
-                     absl::StrCat(field, " ", rule, "; got ", value));
+  Error error =
+      Make(absl::StatusCode::kInvalidArgument, "INVALID_FIELD", absl::StrCat(field, " ", rule, "; got ", value));
   error.field = std::string(field);
   error.metadata = {{"field", error.field}, {"value", std::string(value)}};
   return error;
@@ -54,8 +54,8 @@ Error InfeasibleDeadline(absl::Duration left, absl::Duration needed) {
 }
 
 Error Expired(absl::string_view stage) {
-  Error error = Make(absl::StatusCode::kDeadlineExceeded, "EXPIRED",
-                     absl::StrCat("the deadline passed; stage: ", stage));
+  Error error =
+      Make(absl::StatusCode::kDeadlineExceeded, "EXPIRED", absl::StrCat("the deadline passed; stage: ", stage));
   error.metadata = {{"stage", std::string(stage)}};
   return error;
 }
@@ -124,7 +124,8 @@ google::rpc::Status ToRpcStatus(const Error& error) {
 absl::optional<std::string> RetryPushback(const Error& error) {
   if (error.never_retry) return "-1";
   if (!error.retry_after.has_value()) return absl::nullopt;
-  return absl::StrCat(std::max<int64_t>(1, absl::ToInt64Milliseconds(absl::Ceil(*error.retry_after, absl::Milliseconds(1)))));
+  return absl::StrCat(
+      std::max<int64_t>(1, absl::ToInt64Milliseconds(absl::Ceil(*error.retry_after, absl::Milliseconds(1)))));
 }
 
 }  // namespace sinkhorn

@@ -89,7 +89,8 @@ optional<Error> TensorCheck::Add(absl::string_view field, const v1::Tensor& tens
                                  ElementRule rule, TensorView* view) {
   const optional<DType> dtype = FromProto(tensor.dtype());
   if (!dtype.has_value()) {
-    return InvalidField(StrCat(field, ".dtype"), "must be FLOAT32, FLOAT64, FLOAT16 or BFLOAT16", StrCat(tensor.dtype()));
+    return InvalidField(StrCat(field, ".dtype"), "must be FLOAT32, FLOAT64, FLOAT16 or BFLOAT16",
+                        StrCat(tensor.dtype()));
   }
 
   // 1. The shape: few enough extents, each >= 1, ending in what the field says.
@@ -141,10 +142,10 @@ optional<Error> TensorCheck::CheckBatch(const std::string& shape_field, const v1
     return nullopt;
   }
   if (std::equal(begin, end, leading_.begin(), leading_.end())) return nullopt;
-  return InvalidField(
-      shape_field,
-      StrCat("must have no leading dimensions, or those of ", leading_owner_, ": [", absl::StrJoin(leading_, ", "), "]"),
-      ShapeText(tensor));
+  return InvalidField(shape_field,
+                      StrCat("must have no leading dimensions, or those of ", leading_owner_, ": [",
+                             absl::StrJoin(leading_, ", "), "]"),
+                      ShapeText(tensor));
 }
 
 int64_t TensorCheck::count() const {

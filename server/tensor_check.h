@@ -1,7 +1,8 @@
 // The input tensors of one request: their shapes against each other, the batch they span, their limits and contents.
 //
-// A tensor [..., core] has leading extents of the batch, or none and is shared by all members. Usage: Add each tensor with
-// its expected core extents, check limits, then Scan. Nothing is allocated in proportion to a size that a request states.
+// A tensor [..., core] has leading extents of the batch, or none and is shared by all members. Usage: Add each tensor
+// with its expected core extents, check limits, then Scan. Nothing is allocated in proportion to a size that a request
+// states.
 #ifndef SINKHORN_SERVER_TENSOR_CHECK_H_
 #define SINKHORN_SERVER_TENSOR_CHECK_H_
 

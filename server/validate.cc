@@ -186,7 +186,8 @@ optional<Error> Validator::CheckBackward(const v1::NormalizationProblem& in) {
   }
 }
 
-// EXACT with column marginals given needs equal totals. (Unset ones are chosen to fit; a dustbin makes the totals equal.)
+// EXACT with column marginals given needs equal totals. (Unset ones are chosen to fit; a dustbin makes the totals
+// equal.)
 optional<Error> Validator::CheckExactTotals() {
   const NormalizationInputs& inputs = problem_.normalization;
   if (!inputs.recipe.exact || !inputs.column_marginals || inputs.dustbin_score) return nullopt;
@@ -261,12 +262,14 @@ optional<Error> Validator::CheckPointCloud() {
 optional<Error> Validator::CheckMasses(const std::string& prefix, const v1::Tensor* a, const v1::Tensor* b) {
   TransportInputs* inputs = &problem_.transport;
   if (a != nullptr) {
-    if (auto error = tensors_.Add(prefix + ".a", *a, {{"n", &problem_.n}}, ElementRule::kFiniteNonNegative, &inputs->a)) {
+    if (auto error =
+            tensors_.Add(prefix + ".a", *a, {{"n", &problem_.n}}, ElementRule::kFiniteNonNegative, &inputs->a)) {
       return error;
     }
   }
   if (b != nullptr) {
-    if (auto error = tensors_.Add(prefix + ".b", *b, {{"m", &problem_.m}}, ElementRule::kFiniteNonNegative, &inputs->b)) {
+    if (auto error =
+            tensors_.Add(prefix + ".b", *b, {{"m", &problem_.m}}, ElementRule::kFiniteNonNegative, &inputs->b)) {
       return error;
     }
   }
@@ -323,7 +326,8 @@ optional<Error> Validator::CheckTotals(const std::string& prefix) {
     const double mass_b = b ? Sum(b, b.shared ? 0 : member * problem_.m, problem_.m) : 1;
     for (const auto& side : {std::make_pair(".a.data", mass_a), std::make_pair(".b.data", mass_b)}) {
       if (side.second > 0 && std::isfinite(side.second)) continue;
-      return InvalidField(prefix + side.first, "must have a finite total > 0", StrCat(side.second, " in member ", member));
+      return InvalidField(prefix + side.first, "must have a finite total > 0",
+                          StrCat(side.second, " in member ", member));
     }
     if (!balanced || std::abs(mass_a - mass_b) <= kTotalsTolerance * std::max(mass_a, mass_b)) continue;
     return InvalidField(prefix + (b ? ".b.data" : ".a.data"),

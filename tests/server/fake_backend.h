@@ -1,5 +1,5 @@
-// A backend whose answers can be checked at a glance and whose behaviour tests choose: it can hold its problems, fail them,
-// or answer what is not a number.
+// A backend whose answers can be checked at a glance and whose behaviour tests choose: it can hold its problems, fail
+// them, or answer what is not a number.
 //
 //   plan = 2 * logits + 1 (float32), f = 1, g = 2, value = n + m, in every member; other outputs are zero.
 #ifndef SINKHORN_TESTS_SERVER_FAKE_BACKEND_H_
@@ -57,7 +57,9 @@ class FakeBackend final : public Backend {
  private:
   class FakeSolve final : public Solve {
    public:
-    FakeSolve(FakeBackend* backend, const Problem& problem) : backend_(backend), problem_(problem) { ++backend_->alive; }
+    FakeSolve(FakeBackend* backend, const Problem& problem) : backend_(backend), problem_(problem) {
+      ++backend_->alive;
+    }
     ~FakeSolve() override { --backend_->alive; }
 
     void Finish() {
@@ -105,7 +107,8 @@ class FakeBackend final : public Backend {
       const int64_t member = problem_.n * problem_.m;
       for (int64_t i = 0; i < problem_.count * member; ++i) {
         float w;
-        std::memcpy(&w, static_cast<const char*>(logits.data) + (logits.shared ? i % member : i) * sizeof(w), sizeof(w));
+        std::memcpy(&w, static_cast<const char*>(logits.data) + (logits.shared ? i % member : i) * sizeof(w),
+                    sizeof(w));
         w = 2 * w + 1;
         std::memcpy(static_cast<char*>(problem_.outputs.plan.data) + i * sizeof(w), &w, sizeof(w));
       }
@@ -113,7 +116,8 @@ class FakeBackend final : public Backend {
 
     static void Fill(const OutputView& view, int64_t elements, float value) {
       if (!view) return;
-      for (int64_t i = 0; i < elements; ++i) std::memcpy(static_cast<char*>(view.data) + i * sizeof(value), &value, sizeof(value));
+      for (int64_t i = 0; i < elements; ++i)
+        std::memcpy(static_cast<char*>(view.data) + i * sizeof(value), &value, sizeof(value));
     }
 
     FakeBackend* const backend_;

@@ -71,7 +71,8 @@ TEST_F(MetricsTest, EveryNameIsThereAfterSomeTraffic) {
   const std::string text = prometheus::TextSerializer().Serialize(metrics_.Collect());
   for (const char* line : {
            "grpc_server_call_started_total{grpc_method=\"sinkhorn.v1.SinkhornService/Solve\"} 3",
-           "grpc_server_call_duration_seconds_count{grpc_method=\"sinkhorn.v1.SinkhornService/Solve\",grpc_status=\"OK\"} 1",
+           "grpc_server_call_duration_seconds_count{grpc_method=\"sinkhorn.v1.SinkhornService/"
+           "Solve\",grpc_status=\"OK\"} 1",
            "grpc_server_call_duration_seconds_count{grpc_method=\"sinkhorn.v1.SinkhornService/Solve\","
            "grpc_status=\"RESOURCE_EXHAUSTED\"} 1",
            "sinkhorn_build_info{version=\"1.2.3\",commit=\"abc\",cuda=\"no\"",

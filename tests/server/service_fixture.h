@@ -54,7 +54,8 @@ class ServiceTest : public testing::Test {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // Each failure is seen once.
-    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments);
+    channel_ =
+        grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments);
     stub_ = v1::SinkhornService::NewStub(channel_);
   }
 

@@ -159,7 +159,8 @@ TEST_F(ServiceTest, TooLargeTellsLimitAndValue) {
 TEST_F(ServiceTest, BytesThatAreNoMessage) {
   Start();
   grpc::GenericStub generic(channel_);
-  for (const std::string& bytes : {std::string("\xff\xff\xff\xff\xff"), std::string("\x0a\x7f"), std::string(100000, 'x')}) {
+  for (const std::string& bytes :
+       {std::string("\xff\xff\xff\xff\xff"), std::string("\x0a\x7f"), std::string(100000, 'x')}) {
     grpc::Slice slice(bytes);
     grpc::ByteBuffer request(&slice, 1), response;
     grpc::ClientContext context;
@@ -251,7 +252,8 @@ TEST_F(ServiceTest, InfeasibleDeadlineIsRefusedAtOnce) {
   grpc::ClientContext context;
   SetDeadline(&context, absl::Seconds(30));
   v1::SolveResponse response;
-  const grpc::Status status = Solve(Normalization(), &response, &context);  // Tolerance 0: a fixed number of iterations.
+  const grpc::Status status =
+      Solve(Normalization(), &response, &context);  // Tolerance 0: a fixed number of iterations.
   EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(Reason(status), "INFEASIBLE_DEADLINE");
   const auto pushback = context.GetServerTrailingMetadata().find("grpc-retry-pushback-ms");

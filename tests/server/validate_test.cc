@@ -1,5 +1,5 @@
-// Every rule of the contract has a request that breaks it and is refused with the right field, and requests that come close
-// to breaking it are accepted.
+// Every rule of the contract has a request that breaks it and is refused with the right field, and requests that come
+// close to breaking it are accepted.
 #include "server/validate.h"
 
 #include <cmath>
@@ -111,21 +111,29 @@ std::vector<Refused> TensorRules() {
       // 2^62 elements of 4 bytes: the product of extents fits an int64, the bytes do not.
       {"bytes_2_to_64", Normalization, shape({int64_t{1} << 31, int64_t{1} << 31}), kShape, "PROBLEM_TOO_LARGE"},
       // 2^64 elements wrap to 0.
-      {"product_wraps_to_zero", Normalization, shape({int64_t{1} << 32, int64_t{1} << 32}), kShape, "PROBLEM_TOO_LARGE"},
+      {"product_wraps_to_zero", Normalization, shape({int64_t{1} << 32, int64_t{1} << 32}), kShape,
+       "PROBLEM_TOO_LARGE"},
       {"large_without_data", Normalization, shape({kHuge, 1}), kData},
       {"rank", Normalization, shape(std::vector<int64_t>(33, 1)), kShape},
-      {"nan", Normalization, logits([](Tensor* t) { *t = Float32Tensor({2, 3}, {0, 1, kNan, 3, 4, 5}); }), kData},
-      {"infinite", Normalization, logits([](Tensor* t) { *t = Float32Tensor({2, 3}, {0, 1, 2, 3, 4, -kInf}); }), kData},
-      {"nan_float64", Normalization, logits([](Tensor* t) { *t = Float64Tensor({1, 2}, {0, std::nan("")}); }), kData},
-      {"nan_float16", Normalization,
-       logits([](Tensor* t) {
+      {"nan", Normalization, logits([](Tensor* t) {
+         *t = Float32Tensor({2, 3}, {0, 1, kNan, 3, 4, 5});
+       }),
+       kData},
+      {"infinite", Normalization, logits([](Tensor* t) {
+         *t = Float32Tensor({2, 3}, {0, 1, 2, 3, 4, -kInf});
+       }),
+       kData},
+      {"nan_float64", Normalization, logits([](Tensor* t) {
+         *t = Float64Tensor({1, 2}, {0, std::nan("")});
+       }),
+       kData},
+      {"nan_float16", Normalization, logits([](Tensor* t) {
          *t = Float32Tensor({1, 2}, {0});
          t->set_dtype(v1::DATA_TYPE_FLOAT16);
          t->set_data(std::string("\x00\x3c\x01\x7c", 4));  // 1, NaN.
        }),
        kData},
-      {"infinite_bfloat16", Normalization,
-       logits([](Tensor* t) {
+      {"infinite_bfloat16", Normalization, logits([](Tensor* t) {
          *t = Float32Tensor({1, 2}, {0});
          t->set_dtype(v1::DATA_TYPE_BFLOAT16);
          t->set_data(std::string("\x80\x3f\x80\xff", 4));  // 1, -infinity.
@@ -185,12 +193,15 @@ std::vector<Refused> NormalizationRules() {
        "normalization.custom.logit_floor"},
       {"row_marginals_shape", Normalization, in([](N* n) { *n->mutable_row_marginals() = Filled({3}, 1); }),
        "normalization.row_marginals.shape"},
-      {"row_marginals_zero", Normalization,
-       in([](N* n) { *n->mutable_row_marginals() = Float32Tensor({2}, {1, 0}); }), "normalization.row_marginals.data"},
+      {"row_marginals_zero", Normalization, in([](N* n) {
+         *n->mutable_row_marginals() = Float32Tensor({2}, {1, 0});
+       }),
+       "normalization.row_marginals.data"},
       {"column_marginals_shape", Normalization, in([](N* n) { *n->mutable_column_marginals() = Filled({2}, 1); }),
        "normalization.column_marginals.shape"},
-      {"column_marginals_negative", Normalization,
-       in([](N* n) { *n->mutable_column_marginals() = Float32Tensor({3}, {1, 1, -1}); }),
+      {"column_marginals_negative", Normalization, in([](N* n) {
+         *n->mutable_column_marginals() = Float32Tensor({3}, {1, 1, -1});
+       }),
        "normalization.column_marginals.data"},
       {"exact_totals", Normalization, in([](N* n) {
          n->set_recipe(v1::NORMALIZATION_RECIPE_EXACT);
@@ -210,7 +221,9 @@ std::vector<Refused> NormalizationRules() {
        "normalization.dustbin_score.shape"},
       {"dustbin_nan", Normalization, in([](N* n) { *n->mutable_dustbin_score() = Filled({}, kNan); }),
        "normalization.dustbin_score.data"},
-      {"cotangent_shape", Normalization, in([](N* n) { *n->mutable_cotangent() = Filled({3, 3}, 1); }),
+      {"cotangent_shape", Normalization, in([](N* n) {
+         *n->mutable_cotangent() = Filled({3, 3}, 1);
+       }),
        "normalization.cotangent.shape"},
       {"cotangent_shape_with_dustbin", Normalization, in([](N* n) {
          *n->mutable_dustbin_score() = Filled({}, 0);
@@ -230,10 +243,15 @@ std::vector<Refused> NormalizationRules() {
          n->set_backward_mode(v1::BACKWARD_MODE_UNROLLED);
        }),
        "normalization.backward_mode"},
-      {"plan_and_logits", Normalization, in([](N* n) { *n->mutable_plan() = Filled({2, 3}, 1); }), "normalization.plan"},
+      {"plan_and_logits", Normalization, in([](N* n) {
+         *n->mutable_plan() = Filled({2, 3}, 1);
+       }),
+       "normalization.plan"},
       {"plan_without_cotangent", Normalization, plan([](N* n) { n->clear_cotangent(); }), "normalization.cotangent"},
-      {"plan_negative", Normalization,
-       plan([](N* n) { *n->mutable_plan() = Float32Tensor({2, 2}, {1, 1, -1, 1}); }), "normalization.plan.data"},
+      {"plan_negative", Normalization, plan([](N* n) {
+         *n->mutable_plan() = Float32Tensor({2, 2}, {1, 1, -1, 1});
+       }),
+       "normalization.plan.data"},
       {"plan_dustbin", Normalization, plan([](N* n) { *n->mutable_dustbin_score() = Filled({}, 0); }),
        "normalization.dustbin_score"},
       {"plan_recipe", Normalization, plan([](N* n) { n->set_recipe(v1::NORMALIZATION_RECIPE_DEEPSEEK); }),
@@ -241,8 +259,16 @@ std::vector<Refused> NormalizationRules() {
       {"plan_custom", Normalization, plan([](N* n) { n->mutable_custom(); }), "normalization.custom"},
       {"plan_unrolled", Normalization, plan([](N* n) { n->set_backward_mode(v1::BACKWARD_MODE_UNROLLED); }),
        "normalization.backward_mode"},
-      {"apply_v", Normalization, [](R* r) { *r->mutable_apply_v() = Filled({3, 1}, 1); }, "apply_v"},
-      {"apply_u", Normalization, [](R* r) { *r->mutable_apply_u() = Filled({2, 1}, 1); }, "apply_u"},
+      {"apply_v", Normalization,
+       [](R* r) {
+         *r->mutable_apply_v() = Filled({3, 1}, 1);
+       },
+       "apply_v"},
+      {"apply_u", Normalization,
+       [](R* r) {
+         *r->mutable_apply_u() = Filled({2, 1}, 1);
+       },
+       "apply_u"},
       {"epsilon", Normalization, [](R* r) { r->mutable_solver()->set_epsilon(1); }, "solver.epsilon"},
       {"blur", Normalization, [](R* r) { r->mutable_solver()->set_blur(1); }, "solver.blur"},
       {"scaling", Normalization, [](R* r) { r->mutable_solver()->set_scaling(.5); }, "solver.scaling"},
@@ -282,14 +308,25 @@ std::vector<Refused> TransportRules() {
   };
   return {
       {"no_cost_matrix", Dense, dense([](auto* d) { d->clear_cost(); }), "dense.cost"},
-      {"cost_nan", Dense, dense([](auto* d) { *d->mutable_cost() = Filled({2, 3}, kNan); }), "dense.cost.data"},
+      {"cost_nan", Dense, dense([](auto* d) {
+         *d->mutable_cost() = Filled({2, 3}, kNan);
+       }),
+       "dense.cost.data"},
       {"a_shape", Dense, dense([](auto* d) { *d->mutable_a() = Filled({3}, 1 / 3.f); }), "dense.a.shape"},
       {"b_shape", Dense, dense([](auto* d) { *d->mutable_b() = Filled({2}, .5f); }), "dense.b.shape"},
-      {"a_negative", Dense, dense([](auto* d) { *d->mutable_a() = Float32Tensor({2}, {-1, 2}); }), "dense.a.data"},
-      {"a_nan", Dense, dense([](auto* d) { *d->mutable_a() = Float32Tensor({2}, {kNan, 1}); }), "dense.a.data"},
+      {"a_negative", Dense, dense([](auto* d) {
+         *d->mutable_a() = Float32Tensor({2}, {-1, 2});
+       }),
+       "dense.a.data"},
+      {"a_nan", Dense, dense([](auto* d) {
+         *d->mutable_a() = Float32Tensor({2}, {kNan, 1});
+       }),
+       "dense.a.data"},
       {"a_zero_mass", Dense, dense([](auto* d) { *d->mutable_a() = Filled({2}, 0); }), "dense.a.data"},
-      {"b_zero_mass_of_one_member", Dense,
-       dense([](auto* d) { *d->mutable_b() = Float32Tensor({2, 3}, {1, 0, 0, 0, 0, 0}); }), "dense.b.data"},
+      {"b_zero_mass_of_one_member", Dense, dense([](auto* d) {
+         *d->mutable_b() = Float32Tensor({2, 3}, {1, 0, 0, 0, 0, 0});
+       }),
+       "dense.b.data"},
       {"totals_differ", Dense, dense([](auto* d) { *d->mutable_a() = Filled({2}, .6f); }), "dense.a.data"},
       {"totals_differ_in_b", Dense, dense([](auto* d) {
          *d->mutable_a() = Filled({2}, .5f);
@@ -312,20 +349,41 @@ std::vector<Refused> TransportRules() {
       {"no_cost", PointCloud, cloud([](auto* c) { c->clear_cost(); }), "point_cloud.cost"},
       {"unknown_cost", PointCloud, cloud([](auto* c) { c->set_cost(static_cast<v1::CostFunction>(3)); }),
        "point_cloud.cost"},
-      {"dimension_differs", PointCloud, cloud([](auto* c) { *c->mutable_y() = Filled({3, 3}, 0); }),
+      {"dimension_differs", PointCloud, cloud([](auto* c) {
+         *c->mutable_y() = Filled({3, 3}, 0);
+       }),
        "point_cloud.y.shape"},
-      {"y_dtype", PointCloud,
-       cloud([](auto* c) { *c->mutable_y() = Float64Tensor({3, 2}, std::vector<double>(6)); }), "point_cloud.y.dtype"},
-      {"x_infinite", PointCloud, cloud([](auto* c) { *c->mutable_x() = Filled({2, 2}, kInf); }), "point_cloud.x.data"},
-      {"mass_overflows", PointCloud, cloud([](auto* c) { *c->mutable_a() = Float64Tensor({2}, {1e308, 1e308}); }),
+      {"y_dtype", PointCloud, cloud([](auto* c) {
+         *c->mutable_y() = Float64Tensor({3, 2}, std::vector<double>(6));
+       }),
+       "point_cloud.y.dtype"},
+      {"x_infinite", PointCloud, cloud([](auto* c) {
+         *c->mutable_x() = Filled({2, 2}, kInf);
+       }),
+       "point_cloud.x.data"},
+      {"mass_overflows", PointCloud, cloud([](auto* c) {
+         *c->mutable_a() = Float64Tensor({2}, {1e308, 1e308});
+       }),
        "point_cloud.a.data"},
       {"initial_f_shape", PointCloud, [](R* r) { *r->mutable_solver()->mutable_initial_f() = Filled({3}, 0); },
        "solver.initial_f.shape"},
       {"initial_g_nan", PointCloud, [](R* r) { *r->mutable_solver()->mutable_initial_g() = Filled({3}, kNan); },
        "solver.initial_g.data"},
-      {"apply_v_shape", PointCloud, [](R* r) { *r->mutable_apply_v() = Filled({2, 4}, 0); }, "apply_v.shape"},
-      {"apply_v_nan", PointCloud, [](R* r) { *r->mutable_apply_v() = Filled({3, 1}, kNan); }, "apply_v.data"},
-      {"apply_u_shape", PointCloud, [](R* r) { *r->mutable_apply_u() = Filled({3, 4}, 0); }, "apply_u.shape"},
+      {"apply_v_shape", PointCloud,
+       [](R* r) {
+         *r->mutable_apply_v() = Filled({2, 4}, 0);
+       },
+       "apply_v.shape"},
+      {"apply_v_nan", PointCloud,
+       [](R* r) {
+         *r->mutable_apply_v() = Filled({3, 1}, kNan);
+       },
+       "apply_v.data"},
+      {"apply_u_shape", PointCloud,
+       [](R* r) {
+         *r->mutable_apply_u() = Filled({3, 4}, 0);
+       },
+       "apply_u.shape"},
   };
 }
 
@@ -363,7 +421,8 @@ std::vector<Refused> SolverRules() {
          s->set_epsilon_start(kInf);
        }),
        "solver.epsilon_start"},
-      {"epsilon_start_without_scaling", Dense, solver([](auto* s) { s->set_epsilon_start(2); }), "solver.epsilon_start"},
+      {"epsilon_start_without_scaling", Dense, solver([](auto* s) { s->set_epsilon_start(2); }),
+       "solver.epsilon_start"},
       {"unknown_update_rule", Dense, solver([](auto* s) { s->set_update_rule(static_cast<v1::UpdateRule>(7)); }),
        "solver.update_rule"},
       {"unknown_over_relaxation", Dense,
@@ -429,9 +488,15 @@ std::vector<Refused> LimitRules() {  // The limits are those of NamesTheField.
   const char* const kReason = "PROBLEM_TOO_LARGE";
   return {
       {"request_id", Dense, [](R* r) { r->set_request_id(std::string(129, 'x')); }, "request_id"},
-      {"points_x", PointCloud, [](R* r) { *r->mutable_point_cloud()->mutable_x() = Filled({51, 2}, 0); },
+      {"points_x", PointCloud,
+       [](R* r) {
+         *r->mutable_point_cloud()->mutable_x() = Filled({51, 2}, 0);
+       },
        "point_cloud.x.shape", kReason},
-      {"points_y", PointCloud, [](R* r) { *r->mutable_point_cloud()->mutable_y() = Filled({51, 2}, 0); },
+      {"points_y", PointCloud,
+       [](R* r) {
+         *r->mutable_point_cloud()->mutable_y() = Filled({51, 2}, 0);
+       },
        "point_cloud.y.shape", kReason},
       {"dimension", PointCloud,
        [](R* r) {
@@ -439,11 +504,16 @@ std::vector<Refused> LimitRules() {  // The limits are those of NamesTheField.
          *r->mutable_point_cloud()->mutable_y() = Filled({3, 41}, 0);
        },
        "point_cloud.x.shape", kReason},
-      {"matrix_dense", Dense, [](R* r) { *r->mutable_dense()->mutable_cost() = Filled({7, 143}, 0); }, "dense.cost.shape",
-       kReason},
+      {"matrix_dense", Dense,
+       [](R* r) {
+         *r->mutable_dense()->mutable_cost() = Filled({7, 143}, 0);
+       },
+       "dense.cost.shape", kReason},
       {"matrix_logits", Normalization,
-       [](R* r) { *r->mutable_normalization()->mutable_logits() = Filled({7, 143}, 0); }, "normalization.logits.shape",
-       kReason},
+       [](R* r) {
+         *r->mutable_normalization()->mutable_logits() = Filled({7, 143}, 0);
+       },
+       "normalization.logits.shape", kReason},
       {"matrix_logits_with_dustbin", Normalization,
        [](R* r) {
          *r->mutable_normalization()->mutable_logits() = Filled({31, 31}, 0);  // 961, with the dustbin 1024.
@@ -464,14 +534,33 @@ std::vector<Refused> LimitRules() {  // The limits are those of NamesTheField.
          r->add_outputs(v1::OUTPUT_PLAN);
        },
        "outputs", kReason},
-      {"members", Dense, [](R* r) { *r->mutable_dense()->mutable_cost() = Filled({101, 2, 3}, 0); }, "problem", kReason},
+      {"members", Dense,
+       [](R* r) {
+         *r->mutable_dense()->mutable_cost() = Filled({101, 2, 3}, 0);
+       },
+       "problem", kReason},
       {"members_of_two_dimensions", Dense,
-       [](R* r) { *r->mutable_dense()->mutable_a() = Filled({11, 10, 2}, .5f); }, "problem", kReason},
-      {"apply_columns", Dense, [](R* r) { *r->mutable_apply_v() = Filled({3, 41}, 0); }, "apply_v.shape", kReason},
-      {"apply_u_columns", Dense, [](R* r) { *r->mutable_apply_u() = Filled({2, 41}, 0); }, "apply_u.shape", kReason},
-      {"reply_bytes", Dense, [](R* r) { *r->mutable_dense()->mutable_a() = Filled({90, 2}, .5f);
-                                        *r->mutable_dense()->mutable_cost() = Filled({2, 30}, 0);
-                                        r->add_outputs(v1::OUTPUT_PLAN); }, "outputs", kReason},
+       [](R* r) {
+         *r->mutable_dense()->mutable_a() = Filled({11, 10, 2}, .5f);
+       },
+       "problem", kReason},
+      {"apply_columns", Dense,
+       [](R* r) {
+         *r->mutable_apply_v() = Filled({3, 41}, 0);
+       },
+       "apply_v.shape", kReason},
+      {"apply_u_columns", Dense,
+       [](R* r) {
+         *r->mutable_apply_u() = Filled({2, 41}, 0);
+       },
+       "apply_u.shape", kReason},
+      {"reply_bytes", Dense,
+       [](R* r) {
+         *r->mutable_dense()->mutable_a() = Filled({90, 2}, .5f);
+         *r->mutable_dense()->mutable_cost() = Filled({2, 30}, 0);
+         r->add_outputs(v1::OUTPUT_PLAN);
+       },
+       "outputs", kReason},
   };
 }
 
