@@ -119,8 +119,8 @@ def test_normalize_with_everything():
     assert message.solver.max_iterations == 7
     assert message.solver.HasField("tolerance") and message.solver.tolerance == 0
     assert message.solver.precision == pb.PRECISION_DOUBLE
-    assert message.normalization.row_marginals.dtype == pb.DATA_TYPE_FLOAT32  # Untyped: as the logits.
-    assert message.normalization.column_marginals.dtype == pb.DATA_TYPE_FLOAT64  # Typed: as it is.
+    assert message.normalization.logits.dtype == pb.DATA_TYPE_FLOAT32
+    assert message.normalization.row_marginals.dtype == pb.DATA_TYPE_FLOAT64  # Untyped.
     assert list(message.normalization.dustbin_score.shape) == []
     assert decode(message.normalization.dustbin_score) == 0.5
     assert message.normalization.backward_mode == pb.BACKWARD_MODE_IMPLICIT_UNIT
@@ -173,11 +173,17 @@ def test_point_cloud_with_everything():
     assert (solver.update_rule, solver.over_relaxation) == (pb.UPDATE_RULE_SYMMETRIC, pb.OVER_RELAXATION_OFF)
     assert solver.precision == pb.PRECISION_FAST
     assert message.point_cloud.cost == pb.COST_FUNCTION_HALF_SQUARED_EUCLIDEAN
-    assert message.point_cloud.b.dtype == pb.DATA_TYPE_FLOAT32
+    assert message.point_cloud.a.dtype == pb.DATA_TYPE_FLOAT32
+    assert message.point_cloud.b.dtype == pb.DATA_TYPE_FLOAT64  # Untyped.
     assert list(solver.initial_f.shape) == [5] and list(solver.initial_g.shape) == [4]
     assert list(message.apply_v.shape) == [4, 3] and list(message.apply_u.shape) == [5, 3]
     assert list(message.outputs) == [pb.OUTPUT_VALUE, pb.OUTPUT_PROJECTION]
     assert (message.request_id, problem.timeout) == ("id", 1)
+
+
+def test_untyped_points_of_y_take_the_type_of_x():
+    message = problems.point_cloud(X, [[0, 1, 2]], cost="squared_euclidean", epsilon=1).message
+    assert message.point_cloud.y.dtype == message.point_cloud.x.dtype == pb.DATA_TYPE_FLOAT32
 
 
 def test_options_that_are_none_are_unset():

@@ -45,12 +45,14 @@ def test_any_memory_layout():
         assert np.array_equal(_tensor.decode(_tensor.encode(view)), view)
 
 
-def test_untyped_values_follow_the_first_tensor():
+def test_untyped_values():
+    half = np.dtype(np.float16)
     assert _tensor.encode([1, 2]).dtype == pb.DATA_TYPE_FLOAT64
-    assert _tensor.encode([0.5, 2], like=np.dtype(np.float32)).dtype == pb.DATA_TYPE_FLOAT32
-    assert _tensor.encode(np.arange(3), like=np.dtype(np.float16)).dtype == pb.DATA_TYPE_FLOAT16
-    # Typed ones do not: nothing is rounded unasked.
-    assert _tensor.encode(np.zeros(2), like=np.dtype(np.float32)).dtype == pb.DATA_TYPE_FLOAT64
+    assert _tensor.encode(np.arange(3)).dtype == pb.DATA_TYPE_FLOAT64
+    assert _tensor.as_float_array([0.5, 2], like=half).dtype == half
+    assert _tensor.as_float_array(np.arange(3), like=half).dtype == half
+    # Typed ones stay as they are: nothing is rounded unasked.
+    assert _tensor.as_float_array(np.zeros(2), like=half).dtype == np.float64
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,17 @@ def test_too_large(client):
         )
 
 
+def test_what_overflows_diverges(client):
+    bad = problems.transport([[1e308, -1e308], [0, 0]], epsilon=1e-3)
+    good, cloud = cloud_problem(0)
+    with pytest.raises(sc.Diverged, match="increase epsilon"):
+        client.solve(bad)
+    replies = {reply.index: reply for reply in client.solve_stream([good, bad, good])}
+    assert isinstance(replies[1].error, ArithmeticError)
+    assert_solves(replies[0].result(), cloud)
+    assert_solves(replies[2].result(), cloud)
+
+
 def long_problem(**options):
     """Minutes of work."""
     random = np.random.default_rng(0)

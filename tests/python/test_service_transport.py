@@ -296,6 +296,26 @@ def test_types(client, dtype):
     assert result.projection_x.astype(np.float64) == pytest.approx(projection, rel=unit + 1e-4)
 
 
+def test_every_tensor_may_have_a_type_of_its_own(client):
+    """Half-precision points with masses as Python numbers, which half precision would round out of balance."""
+    x, y = clouds(10, 5, dtype=np.float16)
+    result = client.point_cloud(
+        x,
+        y,
+        a=[0.1] * 10,
+        b=np.full(5, 0.2, np.float32),
+        initial_g=np.zeros(5),
+        apply_v=np.ones((5, 1), ml_dtypes.bfloat16),
+        epsilon=0.1,
+        outputs=["value", "marginals"],
+        **CLOUDS,
+    )
+    expected = reference.solve(reference.squared_distances(x.astype(np.float64), y.astype(np.float64)), epsilon=0.1)
+    assert float(result.value) == pytest.approx(expected.dual, abs=2e-5)
+    assert result.row_sums.dtype == result.plan_v.dtype == np.float16
+    assert result.plan_v[:, 0] == pytest.approx(np.full(10, 0.1), rel=2e-3)
+
+
 def test_batch_dimensions_pass_through(client):
     shape, n, m = (2, 3), 6, 4
     random = np.random.default_rng(0)

@@ -20,17 +20,17 @@ _BY_NAME = {
 _FLOATS = {pb.DATA_TYPE_FLOAT32: "<f4", pb.DATA_TYPE_FLOAT64: "<f8", pb.DATA_TYPE_FLOAT16: "<f2"}
 
 
-def encode(value: npt.ArrayLike, like: np.dtype[Any] | None = None) -> pb.Tensor:
-    """The tensor of `value`. The four floating types are sent as they are; integers, booleans and Python numbers become
-    `like`, or float64 without it. Raises TypeError for other types: nothing is rounded unasked."""
-    array = as_float_array(value, like)
+def encode(value: npt.ArrayLike) -> pb.Tensor:
+    """The tensor of `value`, typed as `as_float_array` says."""
+    array = as_float_array(value)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     return pb.Tensor(dtype=_BY_NAME[array.dtype.name], shape=array.shape, data=array.tobytes())
 
 
 def as_float_array(value: npt.ArrayLike, like: np.dtype[Any] | None = None) -> Array:
-    """`value` as an array of one of the four floating types; see `encode`."""
+    """`value` as an array. The four floating types stay as they are; integers, booleans and Python numbers become
+    `like`, or float64 without it. Raises TypeError for other types."""
     array = np.asarray(value)
     untyped = array.dtype.kind in "biu" or not hasattr(value, "dtype")
     if untyped and array.dtype.kind in "biuf":

@@ -9,9 +9,8 @@ return the answer. Used directly, these functions make the items of a stream:
 
 Arrays may be numpy arrays or anything that `numpy.asarray` takes. float32, float64, float16 and bfloat16 (package
 ml_dtypes) are sent as they are, and outputs come back in the type of the first one (logits, cost, x). Python numbers
-and integers are sent in that type, or as float64 where they are the first. [..., n, m] stands for any number of
-leading batch dimensions, equal in all arrays that have them; an array without them is shared by all members of the
-batch.
+and integers are sent as float64, in `y` as x's type. [..., n, m] stands for any number of leading batch dimensions,
+equal in all arrays that have them; an array without them is shared by all members of the batch.
 Values are checked by the server alone, so that one rule holds for all clients.
 """
 
@@ -22,7 +21,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypedDict, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from sinkhorn_client import _tensor, results
@@ -240,8 +238,9 @@ def point_cloud(
     """
     message = pb.SolveRequest()
     message.point_cloud.cost = _enum(pb.CostFunction, "COST_FUNCTION", "cost", cost)
+    x = _tensor.as_float_array(x)
     tensors = _Tensors()
-    tensors.add(message.point_cloud, {"x": (x, 2), "y": (y, 2)})
+    tensors.add(message.point_cloud, {"x": (x, 2), "y": (_tensor.as_float_array(y, like=x.dtype), 2)})
     return _transport(message, message.point_cloud, tensors, options)
 
 
@@ -263,21 +262,19 @@ def _transport(
 
 
 class _Tensors:
-    """Fills tensor fields. The first one sets the type of untyped ones, leading dimensions set the batch's shape."""
+    """Fills tensor fields; leading dimensions of any set the batch's shape."""
 
     def __init__(self) -> None:
         self.batch_shape: tuple[int, ...] = ()
-        self._like: np.dtype[Any] | None = None
 
     def add(self, message: Any, values: Mapping[str, tuple[npt.ArrayLike | None, int]]) -> None:
         """Sets each named field that has a value; with it goes the number of its own, trailing dimensions."""
         for name, (value, dimensions) in values.items():
             if value is None:
                 continue
-            array = _tensor.as_float_array(value, self._like)
-            self._like = self._like or array.dtype
-            self.batch_shape = self.batch_shape or array.shape[: max(0, array.ndim - dimensions)]
-            getattr(message, name).CopyFrom(_tensor.encode(array))
+            tensor = _tensor.encode(value)
+            self.batch_shape = self.batch_shape or tuple(tensor.shape[: max(0, len(tensor.shape) - dimensions)])
+            getattr(message, name).CopyFrom(tensor)
 
 
 def _set_recipe(problem: pb.NormalizationProblem, recipe: Recipe | CustomRecipe) -> None:
