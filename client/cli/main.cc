@@ -108,10 +108,11 @@ int Solve() {
   const absl::Time start = absl::Now();
   absl::Notification done;
   absl::StatusOr<v1::SolveResponse> response;
-  session->client->SolveAsync(*request, session->deadline, [&](absl::StatusOr<v1::SolveResponse> result) {
-    response = std::move(result);
-    done.Notify();
-  });
+  session->client->SolveAsync(v1::SolveRequest(*request), session->deadline,
+                              [&](absl::StatusOr<v1::SolveResponse> result) {
+                                response = std::move(result);
+                                done.Notify();
+                              });
   WaitWithProgress("solving", absl::GetFlag(FLAGS_timeout), done);
   const absl::Duration round_trip = absl::Now() - start;
   if (!response.ok()) return FailCall(response.status());

@@ -4,24 +4,83 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "client/cpp/encode.h"
 #include "grpcpp/client_context.h"
 
 namespace sinkhorn::client {
 namespace {
 
-// ---- One asynchronous call: owns what gRPC writes to until its callback has run ----
+constexpr char kSolveMethod[] = "/sinkhorn.v1.SinkhornService/Solve";
+constexpr size_t kInPlaceBytes = 64 << 10;  // From here on a request is sent from where it lies.
 
-class AsyncCall : public Call {
+}  // namespace
+
+// The asynchronous calls of a client that have not ended. The client's destructor waits for them, because gRPC cannot
+// close a channel on one of its own threads: the last reference to it must not go there.
+class Client::CallCount {
  public:
-  void Cancel() override { context.TryCancel(); }
+  void Enter() {
+    absl::MutexLock lock(&mutex_);
+    ++count_;
+  }
+  void Leave() {
+    absl::MutexLock lock(&mutex_);
+    --count_;
+  }
+  void AwaitZero() {
+    const auto zero = [this] { return count_ == 0; };
+    absl::MutexLock lock(&mutex_, absl::Condition(&zero));
+  }
 
-  grpc::ClientContext context;
-  v1::SolveResponse response;
-  Client::Callback done;
+ private:
+  absl::Mutex mutex_;
+  int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
+
+// One asynchronous call: owns what gRPC writes to until it has ended.
+class Client::AsyncCall : public Call {
+ public:
+  AsyncCall(std::shared_ptr<CallCount> count, Callback done) : count_(std::move(count)), done_(std::move(done)) {
+    count_->Enter();
+  }
+
+  void Cancel() override {
+    absl::MutexLock lock(&mutex_);
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
+  void End(const grpc::Status& status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      context_.reset();  // And with it a reference to the channel.
+    }
+    if (status.ok()) {
+      done_(std::move(response_));
+    } else {
+      done_(FromGrpcStatus(status));
+    }
+    done_ = nullptr;  // What it captured may go with the client.
+    count_->Leave();
+  }
+
+  // Of a call that has not begun.
+  grpc::ClientContext* context() ABSL_NO_THREAD_SAFETY_ANALYSIS { return context_.get(); }
+  v1::SolveResponse* response() { return &response_; }
+
+ private:
+  const std::shared_ptr<CallCount> count_;
+  Callback done_;
+  v1::SolveResponse response_;
+  absl::Mutex mutex_;
+  std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_) = std::make_unique<grpc::ClientContext>();
+};
+
+namespace {
 
 // ---- A stream ----
 
@@ -87,9 +146,13 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& target
 Client::Client(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)
     : channel_(std::move(channel)),
       stub_(v1::SinkhornService::NewStub(channel_)),
+      encoded_stub_(std::make_unique<grpc::TemplatedGenericStub<grpc::ByteBuffer, v1::SolveResponse>>(channel_)),
       health_(grpc::health::v1::Health::NewStub(channel_)),
+      calls_(std::make_shared<CallCount>()),
       wait_for_ready_(options.wait_for_ready),
       authorization_(options.auth_token.empty() ? "" : absl::StrCat("Bearer ", options.auth_token)) {}
+
+Client::~Client() { calls_->AwaitZero(); }
 
 void Client::Prepare(absl::Time deadline, bool wait_for_ready, grpc::ClientContext* context) const {
   if (deadline != absl::InfiniteFuture()) context->set_deadline(absl::ToChronoTime(deadline));
@@ -106,17 +169,35 @@ absl::StatusOr<v1::SolveResponse> Client::Solve(const v1::SolveRequest& request,
   return response;
 }
 
-std::shared_ptr<Call> Client::SolveAsync(const v1::SolveRequest& request, absl::Time deadline, Callback done) {
-  auto call = std::make_shared<AsyncCall>();
-  Prepare(deadline, wait_for_ready_, &call->context);
-  call->done = std::move(done);
-  stub_->async()->Solve(&call->context, &request, &call->response, [call](grpc::Status status) {
-    if (status.ok()) {
-      call->done(std::move(call->response));
-    } else {
-      call->done(FromGrpcStatus(status));
-    }
+absl::StatusOr<v1::SolveResponse> Client::Solve(v1::SolveRequest&& request, absl::Time deadline) {
+  if (request.ByteSizeLong() < kInPlaceBytes) return Solve(static_cast<const v1::SolveRequest&>(request), deadline);
+  absl::Notification done;
+  absl::StatusOr<v1::SolveResponse> response;
+  SolveAsync(std::move(request), deadline, [&](absl::StatusOr<v1::SolveResponse> result) {
+    response = std::move(result);
+    done.Notify();
   });
+  done.WaitForNotification();
+  return response;
+}
+
+std::shared_ptr<Call> Client::SolveAsync(const v1::SolveRequest& request, absl::Time deadline, Callback done) {
+  auto call = std::make_shared<AsyncCall>(calls_, std::move(done));
+  Prepare(deadline, wait_for_ready_, call->context());
+  stub_->async()->Solve(call->context(), &request, call->response(),
+                        [call](grpc::Status status) { call->End(status); });
+  return call;
+}
+
+std::shared_ptr<Call> Client::SolveAsync(v1::SolveRequest&& request, absl::Time deadline, Callback done) {
+  if (request.ByteSizeLong() < kInPlaceBytes) {
+    return SolveAsync(static_cast<const v1::SolveRequest&>(request), deadline, std::move(done));
+  }
+  auto call = std::make_shared<AsyncCall>(calls_, std::move(done));
+  Prepare(deadline, wait_for_ready_, call->context());
+  const grpc::ByteBuffer encoded = EncodeInPlace(std::move(request));
+  encoded_stub_->UnaryCall(call->context(), kSolveMethod, grpc::StubOptions(), &encoded, call->response(),
+                           [call](grpc::Status status) { call->End(status); });
   return call;
 }
 

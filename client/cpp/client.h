@@ -24,6 +24,7 @@
 #include "client/cpp/requests.h"  // IWYU pragma: export
 #include "client/cpp/tensor.h"    // IWYU pragma: export
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "sinkhorn/v1/sinkhorn.grpc.pb.h"
 
 namespace sinkhorn::client {
@@ -68,13 +69,18 @@ class Client {
   static absl::StatusOr<std::unique_ptr<Client>> Create(const std::string& target, const ClientOptions& options = {});
   // Of a channel made elsewhere; of `options`, only wait_for_ready and auth_token count.
   explicit Client(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options = {});
+  // Waits until the callbacks of all asynchronous calls have returned: Cancel those that may take long. Must not run in
+  // one.
+  ~Client();
 
-  // Solves one request and waits for it.
+  // Solves one request and waits for it. Moved into the call, a request is sent without a copy of its tensors.
   absl::StatusOr<v1::SolveResponse> Solve(const v1::SolveRequest& request, absl::Time deadline);
+  absl::StatusOr<v1::SolveResponse> Solve(v1::SolveRequest&& request, absl::Time deadline);
 
-  // Starts one and returns. `request` is encoded before it returns. `done` runs exactly once, on a thread of gRPC's: it
-  // must not block, and may start the next.
+  // Starts one and returns; `request` is free by then. `done` runs exactly once, on a thread of gRPC's: it must not
+  // block, and may start the next.
   std::shared_ptr<Call> SolveAsync(const v1::SolveRequest& request, absl::Time deadline, Callback done);
+  std::shared_ptr<Call> SolveAsync(v1::SolveRequest&& request, absl::Time deadline, Callback done);
 
   // Solves all, at most `max_in_flight` at a time, and waits for them. Result i belongs to request i; one that fails
   // leaves the others alone.
@@ -94,11 +100,16 @@ class Client {
   absl::Status WaitForReady(absl::Time deadline);
 
  private:
+  class CallCount;
+  class AsyncCall;
+
   void Prepare(absl::Time deadline, bool wait_for_ready, grpc::ClientContext* context) const;
 
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::SinkhornService::Stub> stub_;
+  const std::unique_ptr<grpc::TemplatedGenericStub<grpc::ByteBuffer, v1::SolveResponse>> encoded_stub_;
   const std::unique_ptr<grpc::health::v1::Health::Stub> health_;
+  const std::shared_ptr<CallCount> calls_;
   const bool wait_for_ready_;
   const std::string authorization_;
 };

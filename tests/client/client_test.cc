@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "client/cpp/encode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_service.h"
@@ -75,6 +76,61 @@ TEST(ClientTest, RetriesUnavailableAndQueueFull) {
   EXPECT_EQ(server.solve_count(), 3);
 }
 
+TEST(ClientTest, AMovedRequestIsSentAsItIs) {
+  FakeServer server(Echo);
+  const auto client = Connect(server.target());
+  for (const int64_t size : {4, 200, 1500}) {  // Below and above what is sent in place.
+    v1::SolveRequest request = Request("moved", size);
+    const v1::Tensor logits = request.normalization().logits();
+
+    const auto response = client->Solve(std::move(request), Soon());
+
+    ASSERT_TRUE(response.ok()) << response.status();
+    EXPECT_EQ(response->request_id(), "moved");
+    EXPECT_TRUE(response->plan().SerializeAsString() == logits.SerializeAsString());
+  }
+}
+
+TEST(ClientTest, AMovedRequestMayOutliveItsCall) {
+  absl::Notification leave;
+  FakeServer server([&leave](auto...) {
+    leave.WaitForNotification();
+    return grpc::Status::OK;
+  });
+  const auto client = Connect(server.target());
+  std::vector<absl::Status> statuses;
+  for (int i = 0; i < 4; ++i) {  // The deadline passes while most of the 64 MB are still unsent.
+    statuses.push_back(client->Solve(Request("late", 4000), absl::Now() + absl::Milliseconds(20)).status());
+  }
+  leave.Notify();
+
+  for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(EncodeTest, TheBytesAreThoseOfProtobuf) {
+  for (const int64_t size : {1, 10, 31, 32, 33, 100, 1000}) {
+    v1::SolveRequest request = Request(std::string(100, 'r'), size);
+    *request.mutable_normalization()->mutable_cotangent() = request.normalization().logits();
+    *request.mutable_apply_v() = MakeTensor(std::vector<double>(size, 2.5), {size, 1});
+    request.mutable_solver()->set_tolerance(1e-3);
+    const std::string expected = request.SerializeAsString();
+    const char* large = request.normalization().logits().data().data();
+
+    const grpc::ByteBuffer encoded = EncodeInPlace(std::move(request));
+
+    std::vector<grpc::Slice> slices;
+    ASSERT_TRUE(encoded.Dump(&slices).ok());
+    std::string actual;
+    bool in_place = false;
+    for (const grpc::Slice& slice : slices) {
+      actual.append(slice.begin(), slice.end());
+      in_place |= reinterpret_cast<const char*>(slice.begin()) == large;
+    }
+    EXPECT_TRUE(actual == expected) << size;
+    EXPECT_EQ(in_place, size >= 32) << size;  // What does not fit the rest of a block of 4 KiB.
+  }
+}
+
 // gRPC's default retries nothing above 256 KiB.
 TEST(ClientTest, RetriesLargeRequestsToo) {
   std::atomic<int> calls{0};
@@ -84,11 +140,16 @@ TEST(ClientTest, RetriesLargeRequestsToo) {
         return Echo(context, request, response);
       });
 
-  const auto response = Connect(server.target())->Solve(Request("large", 2000), Soon());  // 16 MB each way.
+  const v1::SolveRequest request = Request("large", 2000);  // 16 MB each way.
+  const auto response = Connect(server.target())->Solve(request, Soon());
 
   ASSERT_TRUE(response.ok()) << response.status();
   EXPECT_EQ(response->plan().data().size(), 16'000'000u);
   EXPECT_EQ(server.solve_count(), 2);
+
+  calls = 0;
+  EXPECT_TRUE(Connect(server.target())->Solve(v1::SolveRequest(request), Soon()).ok());
+  EXPECT_EQ(server.solve_count(), 4);
 }
 
 TEST(ClientTest, OneAttemptMeansOne) {
@@ -178,6 +239,32 @@ TEST(ClientTest, AsyncMayBeCancelled) {
   done.WaitForNotification();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+}
+
+// gRPC aborts when a channel is closed on one of its own threads, where callbacks run.
+TEST(ClientTest, AClientMayGoAsSoonAsItsCallsHaveEnded) {
+  FakeServer server(Echo);
+  for (int i = 0; i < 200; ++i) {
+    auto client = Connect(server.target());
+    absl::Notification done;
+    client->SolveAsync(Request("brief", i % 2 == 0 ? 4 : 200), Soon(), [&done](auto) { done.Notify(); });
+    done.WaitForNotification();
+    client.reset();
+  }
+}
+
+TEST(ClientTest, AClientWaitsForItsCallbacks) {
+  FakeServer server(Echo);
+  auto client = Connect(server.target());
+  std::atomic<bool> returned{false};
+
+  client->SolveAsync(Request("slow"), Soon(), [&returned](auto) {
+    absl::SleepFor(absl::Milliseconds(50));
+    returned = true;
+  });
+  client.reset();
+
+  EXPECT_TRUE(returned);
 }
 
 TEST(ClientTest, SolveAllKeepsOrderAndBoundsFlight) {
