@@ -18,7 +18,8 @@ PrimalBound::PrimalBound(const CostSource<double, double>* cost, double epsilon,
     for (auto* buffer : {&term_[side], &weight_[side], &sums_[side], &lack_[side]}) buffer->Resize(padded);
     for (int64_t i = 0; i < padded; ++i) {
       weight_[side][i] = (*mass_[side])[i];
-      term_[side][i] = i < cost_.size(side) ? (*potentials[side])[i] : kVoid;
+      term_[side][i] =
+          i < cost_.size(side) ? ((*potentials[side])[i] - cost_.shift(side)[i]) * kLog2E / epsilon_ : kVoid;
     }
   }
   Start();

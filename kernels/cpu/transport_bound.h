@@ -18,8 +18,7 @@ namespace cpu {
 
 class PrimalBound {
  public:
-  // Masses [padded] and potentials without the cost's shift, base 2, over epsilon [padded]: see TransportEngine::log_potential.
-  // `cost` and all buffers outlive it.
+  // Masses and potentials in units of the cost, [padded]. `cost` and the masses outlive it.
   PrimalBound(const CostSource<double, double>* cost, double epsilon, const Buffer<double>* masses[2],
               const Buffer<double>* potentials[2]);
 

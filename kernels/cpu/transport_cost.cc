@@ -88,7 +88,8 @@ CostSource<TE, T>::CostSource(const Cloud* x, const Cloud* y, double kappa)
         const double* point = cloud.points.data() + (first + i) * dim;
         for (int64_t k = 0; k < dim; ++k) packed[k * panel + i] = static_cast<TE>(point[k]);
         const double along = DotDouble(point, d.data(), dim);
-        shift_[side][first + i] = kappa * (cloud.norm2[first + i] + (side == 0 ? 2 * along + d2 : -2 * along));
+        shift_[side][first + i] =
+            kappa * ((kDistance ? 0 : cloud.norm2[first + i]) + (side == 0 ? 2 * along + d2 : -2 * along));
       }
     }
   }
@@ -100,14 +101,16 @@ CostSource<TE, T>::CostSource(const TensorView& cost, int64_t member, int64_t n,
   for (int side = 0; side < 2; ++side) shift_[side].Resize(padded(side));
 }
 
+// The block's points, scaled for products. Returns the kernels' `scale`.
 template <typename TE, typename T>
-void CostSource<TE, T>::LoadPoints(int side, const int64_t* rows, double epsilon, TE* out) const {
+TE CostSource<TE, T>::LoadPoints(int side, const int64_t* rows, double epsilon, TE* out) const {
   const int64_t dim = this->dim();
-  const double scale = 2 * kappa_ * kLog2E / epsilon;
+  const double factor = kDistance ? 1 : 2 * kappa_ * kLog2E / epsilon;
   for (int r = 0; r < kRowBlock; ++r) {
     const double* point = rows[r] < 0 ? nullptr : cloud_[side]->points.data() + rows[r] * dim;
-    for (int64_t k = 0; k < dim; ++k) out[r * dim + k] = point == nullptr ? 0 : static_cast<TE>(point[k] * scale);
+    for (int64_t k = 0; k < dim; ++k) out[r * dim + k] = point == nullptr ? 0 : static_cast<TE>(point[k] * factor);
   }
+  return static_cast<TE>(kDistance ? -kappa_ * kLog2E / epsilon : 0);
 }
 
 // Costs of rows (side 0) or columns (side 1) of C, one per row of `out` [kRowBlock, padded], row-major.
@@ -132,8 +135,8 @@ void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon,
                                   const TE* col_term, TE* out, TE* workspace) const {
   const int64_t columns = padded(1 - side);
   if (!dense_) {
-    LoadPoints(side, rows, epsilon, workspace);
-    kernels_.exponents(workspace, dim(), packed_[1 - side].data(), columns, row_term, col_term, out);
+    const TE scale = LoadPoints(side, rows, epsilon, workspace);
+    kernels_.exponents(workspace, dim(), packed_[1 - side].data(), columns, scale, row_term, col_term, out);
     return;
   }
   LoadCosts(side, rows, workspace);
@@ -152,30 +155,15 @@ void CostSource<TE, T>::Densities(int side, const int64_t* rows, double epsilon,
                                   const TE* col_term, const T* weights, T* out, double* sums, TE* workspace) const {
   const int64_t columns = padded(1 - side);
   if (!dense_) {
-    LoadPoints(side, rows, epsilon, workspace);
-    kernels_.exp_sums(workspace, dim(), packed_[1 - side].data(), columns, row_term, col_term, weights, out, sums);
+    const TE scale = LoadPoints(side, rows, epsilon, workspace);
+    kernels_.exp_sums(workspace, dim(), packed_[1 - side].data(), columns, scale, row_term, col_term, weights, out,
+                      sums);
     return;
   }
   const TE zero[kRowBlock] = {};
   TE* e = workspace + block_size(side);
   Exponents(side, rows, epsilon, row_term, col_term, e, workspace);
   kernels_.exp_rows(e, columns, zero, weights, out, sums);
-}
-
-template <typename TE, typename T>
-double CostSource<TE, T>::Cost(int64_t i, int64_t j) const {
-  if (dense_) {
-    double cost;
-    LoadAsDouble(cost_.dtype, cost_.data, cost_offset_ + i * size_[1] + j, 1, &cost);
-    return cost;
-  }
-  double sum = 0;
-  for (int64_t k = 0; k < dim(); ++k) {
-    const double difference = (cloud_[0]->points[i * dim() + k] - cloud_[1]->points[j * dim() + k]) +
-                              (cloud_[0]->centre[k] - cloud_[1]->centre[k]);
-    sum += difference * difference;
-  }
-  return kappa_ * sum;
 }
 
 template class CostSource<float, float>;

@@ -42,7 +42,7 @@ TransportEngine<TE, T>::TransportEngine(const CostSource<TE, T>* cost, const Eng
     for (auto* buffer : {&mass64_[side], &shift_[side], &frame_[side], &pending_[side], &sums_[side]}) {
       buffer->Resize(padded);
     }
-    for (auto* buffer : {&potential_[side], &marginal_[side]}) buffer->Resize(padded);
+    for (auto* buffer : {&potential_[side], &marginal_[side], &ratio_[side]}) buffer->Resize(padded);
     penalty_[side].Resize(padded);
     term_[side].Resize(padded);
     for (int64_t i = 0; i < padded; ++i) {
@@ -272,16 +272,17 @@ void TransportEngine<TE, T>::SafeBlock(int64_t block, Scratch* scratch) {
   }
 }
 
-// |marginal - target| of one row, given marginal / mass.
+// What marginal / mass is at the optimum: 1; unbalanced: exp(-f / rho).
+template <typename TE, typename T>
+double TransportEngine<TE, T>::Target(int side, int64_t i) const {
+  if (std::isinf(rho_[side])) return 1;
+  const double f = frame_[side][i] + std::log2(static_cast<double>(scaling_[side][i])) + shift_[side][i];
+  return std::exp2(-f * epsilon_ / rho_[side]);
+}
+
 template <typename TE, typename T>
 double TransportEngine<TE, T>::ErrorOf(int side, int64_t i, double ratio) const {
-  if (mass64_[side][i] == 0) return 0;
-  double target = 1;
-  if (!std::isinf(rho_[side])) {  // exp(-f / rho)
-    const double f = frame_[side][i] + std::log2(static_cast<double>(scaling_[side][i])) + shift_[side][i];
-    target = std::exp2(-f * epsilon_ / rho_[side]);
-  }
-  return mass64_[side][i] * std::abs(ratio - target);
+  return mass64_[side][i] == 0 ? 0 : mass64_[side][i] * std::abs(ratio - Target(side, i));
 }
 
 // ---- After a sweep ------------------------------------------------------------------------------------------------------
@@ -391,6 +392,8 @@ void TransportEngine<TE, T>::EndIteration() {
 
 template <typename TE, typename T>
 void TransportEngine<TE, T>::StopIterating() {
+  // The answer is for the epsilon that was asked for, also when annealing was cut short.
+  if (!at_target()) SetEpsilon(solver_.epsilon);
   SetWeights(0);
   if (!void_columns_.empty()) {
     list_ = void_columns_;
@@ -404,14 +407,15 @@ void TransportEngine<TE, T>::EndMeasure() {
   const int64_t columns = cost_.padded(1);
   double error[2] = {0, 0};
   for (double e : slot_error_) error[0] += e;
-  for (int64_t i = 0; i < cost_.size(0); ++i) marginal_[0][i] = mass64_[0][i] * (scaling_[0][i] * sums_[0][i]);
+  for (int64_t i = 0; i < cost_.size(0); ++i) ratio_[0][i] = scaling_[0][i] * sums_[0][i];
   for (int64_t j = 0; j < cost_.size(1); ++j) {
     double sum = 0;
     for (int64_t slot = 0; slot < slots_; ++slot) sum += acc_[slot * columns + j];
-    const double ratio = mass64_[1][j] == 0 ? 0 : scaling_[1][j] * sum;
-    marginal_[1][j] = mass64_[1][j] * ratio;
-    error[1] += ErrorOf(1, j, ratio);
+    ratio_[1][j] = scaling_[1][j] * sum;
+    error[1] += ErrorOf(1, j, ratio_[1][j]);
   }
+  // Their potentials are exact half steps, which densities could not show.
+  for (int64_t j : void_columns_) ratio_[1][j] = Target(1, j);
   convergence_.marginal_error_a = error[0];
   convergence_.marginal_error_b = error[1];
   convergence_.converged = std::max(error[0], error[1]) <= solver_.tolerance;
@@ -419,6 +423,7 @@ void TransportEngine<TE, T>::EndMeasure() {
     Potentials(side, &pending_[side]);
     Freeze(side, pending_[side]);
     for (int64_t i = 0; i < cost_.size(side); ++i) {
+      marginal_[side][i] = mass64_[side][i] == 0 ? 0 : mass64_[side][i] * ratio_[side][i];
       potential_[side][i] = (pending_[side][i] + shift_[side][i]) * epsilon_ / kLog2E;
     }
   }
@@ -521,12 +526,6 @@ double TransportEngine<TE, T>::total_mass(int side) const {
   double sum = 0;
   for (double mass : mass64_[side]) sum += mass;
   return sum;
-}
-
-template <typename TE, typename T>
-double TransportEngine<TE, T>::MarginalRatio(int side, int64_t i) const {
-  if (mass64_[side][i] > 0) return marginal_[side][i] / mass64_[side][i];
-  return std::isinf(rho_[side]) ? 1 : std::exp(-potential_[side][i] / rho_[side]);
 }
 
 // <a, f> + <b, g> - eps (sum P - mass_a mass_b); unbalanced: rho (1 - exp(-f / rho)) in place of f.

@@ -59,12 +59,10 @@ class TransportEngine {
   // P of a block, kRowBlock rows of `side` (rows[r] < 0: zeros), with its row sums.
   // REQUIRES: finished. `workspace`: the cost's.
   void PlanRows(int side, const int64_t* rows, T* plan, double* sums, TE* workspace) const;
-  // F or G in base 2 over epsilon, without the cost's shift: 2^(z + F + G) is the plan's density [padded].
-  const Buffer<double>& log_potential(int side) const { return pending_[side]; }
   const Buffer<double>& mass(int side) const { return mass64_[side]; }
   double total_mass(int side) const;
-  // marginal / mass; where there is no mass, the limit.
-  double MarginalRatio(int side, int64_t i) const;
+  // marginal / mass; where there is no mass, what it would be for a little.
+  double marginal_ratio(int side, int64_t i) const { return ratio_[side][i]; }
   // The dual objective at the potentials, and what rounding may have added to it.
   double DualValue() const;
   double DualValueRounding() const;
@@ -86,6 +84,7 @@ class TransportEngine {
   void MakeSafeRows(int64_t row, const int64_t* rows, T* out, double* sums, TE* e, TE* workspace);
   void SafeBlock(int64_t block, Scratch* scratch);
   double UpdateRows(int64_t row, const int64_t* rows, T* weight);
+  double Target(int side, int64_t i) const;
   double ErrorOf(int side, int64_t i, double ratio) const;
 
   void EndSweep();
@@ -138,7 +137,7 @@ class TransportEngine {
   std::vector<double> slot_error_;
   std::vector<char> slot_unsafe_;  // Symmetric: a row's sum left the safe range.
   std::vector<int64_t> bad_columns_, void_columns_;
-  Buffer<double> potential_[2], marginal_[2];
+  Buffer<double> potential_[2], marginal_[2], ratio_[2];
   Convergence convergence_;
 };
 

@@ -43,39 +43,53 @@ HWY_INLINE hn::Vec<D> Convert(D d, V v) {
   }
 }
 
-// One panel: acc[r][0..1] = <rows[r], y> + terms.
-template <int kRows, class DE, typename TE = hn::TFromD<DE>>
+// One panel: acc[r][0..1] = <rows[r], y> + terms, or scale |rows[r] - y|^2 + terms.
+template <int kRows, bool kDistance, class DE, typename TE = hn::TFromD<DE>>
 HWY_INLINE void PanelExponents(DE de, const TE* HWY_RESTRICT rows, int64_t dim, const TE* HWY_RESTRICT panel,
-                               const TE* HWY_RESTRICT row_term, const TE* HWY_RESTRICT col_term,
+                               TE scale, const TE* HWY_RESTRICT row_term, const TE* HWY_RESTRICT col_term,
                                hn::Vec<DE> (&acc)[kRows][2]) {
   const size_t lanes = hn::Lanes(de);
   const auto c0 = hn::Load(de, col_term);
   const auto c1 = hn::Load(de, col_term + lanes);
   SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
     const auto term = hn::Set(de, row_term[r]);
-    acc[r][0] = hn::Add(c0, term);
-    acc[r][1] = hn::Add(c1, term);
+    acc[r][0] = kDistance ? hn::Zero(de) : hn::Add(c0, term);
+    acc[r][1] = kDistance ? hn::Zero(de) : hn::Add(c1, term);
   }
   for (int64_t k = 0; k < dim; ++k) {
     const auto y0 = hn::Load(de, panel + k * 2 * lanes);
     const auto y1 = hn::Load(de, panel + k * 2 * lanes + lanes);
     SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
       const auto x = hn::Set(de, rows[r * dim + k]);
-      acc[r][0] = hn::MulAdd(x, y0, acc[r][0]);
-      acc[r][1] = hn::MulAdd(x, y1, acc[r][1]);
+      if (kDistance) {
+        const auto d0 = hn::Sub(x, y0), d1 = hn::Sub(x, y1);
+        acc[r][0] = hn::MulAdd(d0, d0, acc[r][0]);
+        acc[r][1] = hn::MulAdd(d1, d1, acc[r][1]);
+      } else {
+        acc[r][0] = hn::MulAdd(x, y0, acc[r][0]);
+        acc[r][1] = hn::MulAdd(x, y1, acc[r][1]);
+      }
+    }
+  }
+  if (kDistance) {
+    const auto s = hn::Set(de, scale);
+    SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
+      const auto term = hn::Set(de, row_term[r]);
+      acc[r][0] = hn::MulAdd(s, acc[r][0], hn::Add(c0, term));
+      acc[r][1] = hn::MulAdd(s, acc[r][1], hn::Add(c1, term));
     }
   }
 }
 
-template <typename TE>
-void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term, const TE* col_term,
-               TE* out) {
+template <typename TE, bool kDistance>
+void PanelsExponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
+                     const TE* col_term, TE* out) {
   const TagOf<TE> de;
   const int64_t lanes = hn::Lanes(de);
   for (int64_t j = 0; j < columns; j += 2 * lanes) {
     for (int r0 = 0; r0 < kRowBlock; r0 += kTileRows) {
       hn::Vec<TagOf<TE>> acc[kTileRows][2];
-      PanelExponents<kTileRows>(de, rows + r0 * dim, dim, packed + j * dim, row_term + r0, col_term + j, acc);
+      PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0, col_term + j, acc);
       SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
         hn::Store(acc[r][0], de, out + BlockIndex(r0 + r, j));
         hn::Store(acc[r][1], de, out + BlockIndex(r0 + r, j + lanes));
@@ -84,9 +98,16 @@ void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, c
   }
 }
 
-template <typename TE, typename T>
-void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term, const TE* col_term,
-             const T* weights, T* out, double* sums) {
+template <typename TE>
+void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
+               const TE* col_term, TE* out) {
+  return scale == 0 ? PanelsExponents<TE, false>(rows, dim, packed, columns, scale, row_term, col_term, out)
+                    : PanelsExponents<TE, true>(rows, dim, packed, columns, scale, row_term, col_term, out);
+}
+
+template <typename TE, typename T, bool kDistance>
+void PanelsExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
+                   const TE* col_term, const T* weights, T* out, double* sums) {
   const TagOf<TE> de;
   const hn::Rebind<T, TagOf<TE>> dt;
   const int64_t lanes = hn::Lanes(de);
@@ -98,7 +119,7 @@ void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, con
       SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) sum[r] = hn::Zero(dt);
       for (int64_t j = begin; j < end; j += 2 * lanes) {
         hn::Vec<TagOf<TE>> acc[kTileRows][2];
-        PanelExponents<kTileRows>(de, rows + r0 * dim, dim, packed + j * dim, row_term + r0, col_term + j, acc);
+        PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0, col_term + j, acc);
         const auto w0 = hn::Load(dt, weights + j);
         const auto w1 = hn::Load(dt, weights + j + lanes);
         SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
@@ -114,6 +135,14 @@ void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, con
     }
     for (int r = 0; r < kTileRows; ++r) sums[r0 + r] = total[r];
   }
+}
+
+template <typename TE, typename T>
+void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
+             const TE* col_term, const T* weights, T* out, double* sums) {
+  return scale == 0
+             ? PanelsExpSums<TE, T, false>(rows, dim, packed, columns, scale, row_term, col_term, weights, out, sums)
+             : PanelsExpSums<TE, T, true>(rows, dim, packed, columns, scale, row_term, col_term, weights, out, sums);
 }
 
 template <typename TE>

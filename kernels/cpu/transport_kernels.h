@@ -33,11 +33,13 @@ struct TransportKernels {
   // Columns per packed panel: packed[(j / panel) * dim * panel + k * panel + j % panel] = y[j][k], zero where padded.
   int panel;
 
-  // out[r][j] = <rows[r], y[j]> + row_term[r] + col_term[j].  rows: [kRowBlock, dim], row-major.
-  void (*exponents)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term,
+  // rows: [kRowBlock, dim], row-major.
+  //   scale = 0: out[r][j] = <rows[r], y[j]> + row_term[r] + col_term[j];
+  //   scale < 0: out[r][j] = scale |rows[r] - y[j]|^2 + row_term[r] + col_term[j], which costs twice as much and cancels nothing.
+  void (*exponents)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                     const TE* col_term, TE* out);
   // out[r][j] = 2^(the same), sums[r] = sum_j out[r][j] * weights[j].
-  void (*exp_sums)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, const TE* row_term,
+  void (*exp_sums)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                    const TE* col_term, const T* weights, T* out, double* sums);
 
   // max[r] = max_j (e[r][j] + penalty[j]).

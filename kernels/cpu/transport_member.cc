@@ -349,7 +349,7 @@ void TypedMember<TE, T>::StartBound() {
     bound_cost_ = std::make_unique<CostSource<double, double>>(problem_.transport.cost, index_, problem_.n, problem_.m);
   }
   const Buffer<double>* masses[2] = {&engines_[0]->mass(0), &engines_[0]->mass(1)};
-  const Buffer<double>* potentials[2] = {&engines_[0]->log_potential(0), &engines_[0]->log_potential(1)};
+  const Buffer<double>* potentials[2] = {&engines_[0]->potential(0), &engines_[0]->potential(1)};
   bound_ = std::make_unique<PrimalBound>(bound_cost_.get(), problem_.solver.epsilon, masses, potentials);
 }
 
@@ -404,7 +404,7 @@ void TypedMember<TE, T>::StoreGradients() {
   const auto derivative = [epsilon](const Engine& engine, int side, double rho, int64_t i) {
     const double f = engine.potential(side)[i];
     return (std::isinf(rho) ? f : -rho * std::expm1(-f / rho)) -
-           epsilon * (engine.MarginalRatio(side, i) - engine.total_mass(1 - side));
+           epsilon * (engine.marginal_ratio(side, i) - engine.total_mass(1 - side));
   };
   for (int side = 0; side < 2; ++side) {
     const OutputView& view = side == 0 ? out().gradient_a : out().gradient_b;
