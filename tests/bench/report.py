@@ -76,7 +76,7 @@ def _failures(section):
 
 
 def number(value, digits=3):
-    """Three significant digits without exponents."""
+    """Three significant digits, without exponents where they are readable."""
     if value is None or value != value:
         return ""
     if value == 0:
@@ -93,9 +93,8 @@ def table(header, rows):
 
 def _fixed(section):
     ceilings = section["ceilings"]
-    reads = ", ".join(
-        f"{number(rate / 1e9)} GB/s from {int(size) >> 10:,} KiB" for size, rate in list(ceilings["read"].items())[2::4]
-    )
+    sizes = list(ceilings["read"].items())
+    reads = ", ".join(f"{number(rate / 1e9)} GB/s from {int(size) >> 10:,} KiB" for size, rate in sizes[2::4] or sizes)
     lines = [
         "## Fixed iterations, float32, milliseconds (median)",
         "",
@@ -120,8 +119,8 @@ def _fixed(section):
     header = ["work", "ours", "min", "fastest peer", "ratio", "wanted", "", "floor", "error"]
     lines += table(header, rows)
     lines += [
-        f"Ceilings in this run, all cores together: {number(ceilings['fma'])} multiply-adds/s, "
-        f"{number(ceilings['exp'])} exponentials/s; reads {reads}.",
+        f"Ceilings in this run, all cores together: {ceilings['fma']:.2g} multiply-adds/s, "
+        f"{ceilings['exp']:.2g} exponentials/s; reads {reads}.",
         "",
     ]
     names = list(dict.fromkeys(name for r in section["rows"] for name in r["peers"]))

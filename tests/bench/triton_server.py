@@ -26,12 +26,18 @@ dynamic_batching { }
 """
 
 # Scalings in one compiled function over all that a batch holds; sizes are rounded up, so that few are compiled.
+# Triton's interpreter ignores PYTHONPATH.
 MODEL = '''
+import sys
+
+sys.path += PACKAGES
 import numpy as np
 import torch
+import torch._dynamo
 import triton_python_backend_utils as utils
 
 torch.set_num_threads(THREADS)
+torch._dynamo.config.recompile_limit = 64  # One function a batch size.
 
 
 def normalize(logits):
@@ -72,13 +78,17 @@ class TritonPythonModel:
 '''
 
 
-def lay_out(folder, threads, compiled):
+def lay_out(folder, packages, threads, compiled):
     """Model repository and backends under `folder`."""
     version = folder / "models/sinkhorn/1"
     version.mkdir(parents=True)
     (folder / "models/sinkhorn/config.pbtxt").write_text(CONFIG)
     body = "torch.compile(normalize, dynamic=False)" if compiled else "normalize"
-    (version / "model.py").write_text(MODEL.replace("THREADS", str(threads)).replace("COMPILE", body))
+    fields = {"PACKAGES": repr(packages), "THREADS": str(threads), "COMPILE": body}
+    text = MODEL
+    for name, value in fields.items():
+        text = text.replace(name, value)
+    (version / "model.py").write_text(text)
     package = pathlib.Path(importlib.util.find_spec("pytriton").origin).parent / "tritonserver"
     backend = folder / "backends/python"
     shutil.copytree(package / "backends/python", backend)
@@ -96,22 +106,19 @@ def free_port():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--packages", default="", help="site-packages of another environment, behind this one's")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch; batches are too small for more")
     parser.add_argument("--compile", action="store_true", help="torch.compile the body")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        program = lay_out(pathlib.Path(name), arguments.threads, arguments.compile)
+        packages = [sysconfig.get_paths()["purelib"]] + ([arguments.packages] if arguments.packages else [])
+        program = lay_out(pathlib.Path(name), packages, arguments.threads, arguments.compile)
         port = free_port()
-        packages = [sysconfig.get_paths()["purelib"], arguments.packages]
         command = [
             program, f"--model-repository={name}/models", f"--backend-directory={name}/backends", "--allow-http=false",
             "--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={port}", "--log-verbose=0",
         ]  # fmt: skip
         libraries = pathlib.Path(packages[0]) / "nvidia_pytriton.libs"
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, packages)),
-            "LD_LIBRARY_PATH": str(libraries),
-        }
+        environment = os.environ | {"LD_LIBRARY_PATH": str(libraries)}
         server = subprocess.Popen(command, env=environment, stdout=sys.stderr)
         print(port, server.pid, flush=True)
         try:

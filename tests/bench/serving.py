@@ -1,0 +1,256 @@
+"""Serving on the same cores as its clients: batched against one by one, and Triton; then what the RPC path costs."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import ours
+
+HERE = pathlib.Path(__file__).resolve().parent
+SERVER = ours.BIN / "server/sinkhorn_server"
+LOADGEN = ours.BIN / "client/loadgen/sinkhorn_loadgen"
+TICKS = os.sysconf("SC_CLK_TCK")
+# Wanted: at most this part of Triton's server CPU per request; p50 of a lone client.
+CPU_SHARE_WANTED = 0.1
+LONE_PYTHON_MS_WANTED, LONE_CPP_MS_WANTED = 0.5, 0.15
+
+
+def run(*, toy=False, triton_python=None):
+    """Results; triton_python: the interpreter of an environment with nvidia-pytriton, or None to leave Triton out."""
+    clients = (1, 4) if toy else (1, 16, 64, 256)
+    times = dict(warmup=0.3, seconds=0.5) if toy else dict(warmup=1.5, seconds=4)
+    client_python = triton_python or sys.executable  # One environment for all clients.
+    rows, notes = [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        descriptors = make_descriptors(folder)
+        for label, flags in (("ours", ()), ("ours, one by one", ("--max_batch_problems=1",))):
+            with our_server(folder, *flags) as server:
+                for count in clients:
+                    rows.append(measure(label, client_python, "ours", server, count, descriptors, **times))
+                if not flags:
+                    cpp = [measure_cpp(server, count, **times) for count in clients]
+                    rows += cpp
+        if triton_python:
+            for label, flags in (("Triton", ()), ("Triton, compiled body", ("--compile",))):
+                try:
+                    with triton_server(triton_python, *flags) as server:
+                        for count in clients:
+                            rows.append(measure(label, client_python, "triton", server, count, descriptors, **times))
+                except (RuntimeError, OSError, subprocess.SubprocessError) as failure:
+                    notes.append(f"{label} could not be measured: {failure}")
+        with our_server(folder) as server:
+            payload = measure_payload(server, toy)
+    failures = [f"{r['server']}, {r['clients']} clients: {r['errors']}" for r in rows if r["errors"] or not r["requests"]]
+    return {"load": rows, "payload": payload, "notes": notes + verdicts(rows), "failures": failures}
+
+
+# ---- Servers --------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self, pid, target):
+        self.pid, self.target = pid, target
+
+    def cpu_seconds(self):
+        """User and system time of the process and its descendants so far."""
+        return sum(cpu_seconds(pid) for pid in [self.pid, *descendants(self.pid)])
+
+
+def cpu_seconds(pid):
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def descendants(pid):
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+@contextlib.contextmanager
+def our_server(folder, *flags):
+    if not SERVER.exists():
+        raise SystemExit(f"{SERVER} is missing: bazel build //server:sinkhorn_server")
+    ports = folder / "ports"
+    ports.unlink(missing_ok=True)
+    addresses = ["--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}"]
+    with open(folder / "server.log", "wb") as log:
+        process = subprocess.Popen([SERVER, *addresses, "--backend=cpu", "--drain_grace=0s", *flags], stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while not ports.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the server did not start: " + (folder / "server.log").read_text())
+            time.sleep(0.01)
+        yield Server(process.pid, f"127.0.0.1:{ports.read_text().split()[0]}")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextlib.contextmanager
+def triton_server(python, *flags):
+    """PyTorch is this environment's; all else the other's."""
+    import torch
+
+    packages = pathlib.Path(torch.__file__).parents[1]
+    command = [python, HERE / "triton_server.py", "--packages", packages, *flags]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        line = process.stdout.readline().split()
+        if len(line) != 2:
+            raise RuntimeError("its process ended at once")
+        server = Server(int(line[1]), f"127.0.0.1:{line[0]}")
+        wait_for_triton(python, server.target, process)
+        yield server
+    finally:
+        process.stdin.close()
+        process.wait(90)
+
+
+def wait_for_triton(python, target, process):
+    script = (
+        "import sys, tritonclient.grpc as t\n"
+        "c = t.InferenceServerClient(sys.argv[1])\n"
+        "sys.exit(0 if c.is_model_ready('sinkhorn') else 1)\n"
+    )
+    deadline = time.monotonic() + 300  # It compiles ten batch sizes first.
+    while time.monotonic() < deadline and process.poll() is None:
+        if subprocess.run([python, "-c", script, target], capture_output=True).returncode == 0:
+            return
+        time.sleep(2)
+    raise RuntimeError("its model did not get ready")
+
+
+# ---- Load -----------------------------------------------------------------------------------------------------------
+
+
+def make_descriptors(folder):
+    out = folder / "sinkhorn.descriptors"
+    proto = ours.ROOT / "proto"
+    subprocess.run(
+        ["protoc", f"-I{proto}", "--include_imports", f"--descriptor_set_out={out}", "sinkhorn/v1/sinkhorn.proto"],
+        check=True,
+    )
+    return out
+
+
+def measure(label, python, kind, server, clients, descriptors, warmup, seconds):
+    """One run of load_client.py; the server's CPU time counts from the end of the warm-up to the end."""
+    command = [
+        python, HERE / "load_client.py", f"--kind={kind}", f"--target={server.target}", f"--clients={clients}",
+        f"--descriptors={descriptors}", f"--warmup={warmup}", f"--seconds={seconds}",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        before = server.cpu_seconds()
+        result = process.stdout.readline()
+        used = server.cpu_seconds() - before
+    if not result:
+        raise RuntimeError(f"load_client.py failed with {label}")
+    return finish(label, clients, json.loads(result), used)
+
+
+def measure_cpp(server, clients, warmup, seconds):
+    """The same load by the C++ load generator. Its warm-up has the server's CPU time taken out by proportion."""
+    before = server.cpu_seconds()
+    everything = loadgen(server, f"--clients={clients}", f"--warmup={warmup}s", f"--duration={seconds}s")
+    used = (server.cpu_seconds() - before) * seconds / (warmup + seconds)
+    latency = everything["latency_seconds"]
+    result = {
+        "requests": everything["requests"],
+        "requests_per_second": everything["requests_per_second"],
+        "p50_ms": 1e3 * latency["p50"],
+        "p99_ms": 1e3 * latency["p99"],
+        "batch": everything["batch_problems"]["mean"],
+        "errors": everything["errors"],
+    }
+    return finish("ours, C++ client", clients, result, used)
+
+
+def loadgen(server, *flags, mix="normalization:32x4x4:20"):
+    command = [LOADGEN, f"--server={server.target}", f"--mix={mix}", "--json", *flags]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["all"]
+
+
+def finish(label, clients, result, used):
+    result["server_cpu_ms"] = 1e3 * used / result["requests"] if result["requests"] else None
+    row = {"server": label, "clients": clients} | result
+    text = f"{label}, {clients} clients: "
+    if row["requests"]:
+        text += f"{row['requests_per_second']:,.0f} requests/s, p50 {row['p50_ms']:.3f} ms, p99 {row['p99_ms']:.3f} ms, "
+        text += f"server CPU {row['server_cpu_ms']:.4f} ms per request"
+    print(text + (f", errors {row['errors']}" if row["errors"] else ""), file=sys.stderr, flush=True)
+    return row
+
+
+def measure_payload(server, toy):
+    """One iteration on ever larger logits, one request at a time by the C++ client: nearly all is transport."""
+    rows = []
+    for direction, output in (("request only", "marginals"), ("request and reply", "plan")):
+        seconds = 0.3 if toy else 2
+        for kib in (64, 256) if toy else (64, 256, 1024, 4096, 16384, 65536):
+            lines = max(kib // 4, 1)  # Of 1,024 floats.
+            mix = f"normalization:{lines}x1024:1:{output}"
+            flags = ("--clients=1", "--payloads=2", "--warmup=0.3s", f"--duration={seconds}s")
+            before = server.cpu_seconds()
+            all_ = loadgen(server, *flags, mix=mix)
+            used = server.cpu_seconds() - before
+            total, compute = 1e3 * all_["latency_seconds"]["p50"], 1e3 * all_["compute_seconds"]["p50"]
+            mib = kib / 1024 * (2 if output == "plan" else 1)
+            share = seconds / (seconds + 0.3)
+            rows.append(
+                {
+                    "direction": direction, "kib": kib, "total_ms": total, "compute_ms": compute,
+                    "overhead_ms": total - compute, "overhead_ms_per_mib": (total - compute) / mib,
+                    "server_cpu_ms": 1e3 * used * share / max(all_["requests"], 1),
+                }
+            )  # fmt: skip
+            print(f"{direction}, {kib} KiB: {total:.3f} ms, solve {compute:.3f} ms", file=sys.stderr, flush=True)
+    return rows
+
+
+def verdicts(rows):
+    """What was wanted, and what came out."""
+    found = {(r["server"], r["clients"]): r for r in rows if r["requests"]}
+    notes = []
+    for (server, clients), mine in found.items():
+        peers = [r for r in found.values() if r["server"].startswith("Triton") and r["clients"] == clients]
+        if server == "ours" and peers:
+            best = min(peers, key=lambda r: r["server_cpu_ms"])
+            share = mine["server_cpu_ms"] / best["server_cpu_ms"]
+            notes.append(
+                f"- {clients} clients: server CPU per request is 1/{1 / share:.1f} of {best['server']}'s (wanted: at most 1/10: "
+                f"{'met' if share <= CPU_SHARE_WANTED else 'missed'})."
+            )
+        single = found.get(("ours, one by one", clients))
+        if server == "ours" and single:
+            notes.append(
+                f"- {clients} clients: batched {server_rate(mine)} against one by one {server_rate(single)} requests/s, server "
+                f"CPU {mine['server_cpu_ms']:.4f} against {single['server_cpu_ms']:.4f} ms."
+            )
+    for label, wanted in (("ours", LONE_PYTHON_MS_WANTED), ("ours, C++ client", LONE_CPP_MS_WANTED)):
+        if (label, 1) in found:
+            p50 = found[label, 1]["p50_ms"]
+            client = "C++" if "C++" in label else "Python"
+            notes.append(
+                f"- A lone {client} client: p50 {p50:.3f} ms (wanted: under {wanted} ms: {'met' if p50 < wanted else 'missed'})."
+            )
+    return ["\n".join(notes)]
+
+
+def server_rate(row):
+    return f"{row['requests_per_second']:,.0f}"
