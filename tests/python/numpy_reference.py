@@ -167,7 +167,7 @@ def solve(cost, a=None, b=None, *, epsilon, rho_a=np.inf, rho_b=np.inf, update_r
         else:
             p.f, p.g = f, half_step(cost.T, f, a, epsilon, rho_b)
         p.iterations += 1
-        if iterations is None and np.abs(p.f - before).max() <= 1e-14 * (1 + np.abs(p.f).max()):
+        if iterations is None and np.abs(p.f - before).max() <= 1e-13 * (1 + np.abs(p.f).max()):
             break
     return p
 
