@@ -11,7 +11,7 @@ import pathlib
 import pty
 import socket
 import subprocess
-import threading
+import time
 
 import numpy as np
 import pytest
@@ -50,28 +50,30 @@ class Cli:
         return reply, {file.stem: np.load(file) for file in pathlib.Path(out).glob("*.npy")}
 
 
+@contextlib.contextmanager
+def running_server(folder, *flags):
+    """A server with these flags; yields its address. Killed at the end."""
+    port_file, log_file = folder / "port", folder / "log"
+    server = program("SINKHORN_SERVER", "server/sinkhorn_server")
+    command = [server, "--listen=127.0.0.1:0", "--metrics_listen=", f"--port_file={port_file}", *flags]
+    with open(log_file, "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not (port_file.exists() and port_file.read_text().endswith("\n")):
+                assert process.poll() is None and time.monotonic() < deadline, log_file.read_text()
+                time.sleep(0.01)
+            yield "127.0.0.1:" + port_file.read_text().split()[0]
+            assert process.poll() is None, "the server died"
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("server")
-    command = [
-        program("SINKHORN_SERVER", "server/sinkhorn_server"),
-        "--listen=127.0.0.1:0",
-        "--metrics_listen=",
-        f"--port_file={folder / 'port'}",
-    ]
-    with open(folder / "log", "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
-        try:
-            for _ in range(3000):
-                if (folder / "port").exists() and (folder / "port").read_text().endswith("\n"):
-                    break
-                assert server.poll() is None, (folder / "log").read_text()
-                threading.Event().wait(0.01)
-            cli = Cli("127.0.0.1:" + (folder / "port").read_text().split()[0])
-            assert cli.run("health", wait="true", timeout="30s").returncode == OK
-            yield cli
-            assert server.poll() is None, "the server died"
-        finally:
-            server.kill()
+    with running_server(tmp_path_factory.mktemp("server")) as target:
+        cli = Cli(target)
+        assert cli.run("health", wait="true", timeout="30s").returncode == OK
+        yield cli
 
 
 @pytest.fixture
@@ -444,6 +446,26 @@ def test_require_converged(cli):
     done = cli.run("solve", **flags)
     assert done.returncode == OK and "not converged" in done.stdout
     assert cli.run("solve", require_converged="true", **flags).returncode == NOT_CONVERGED
+
+
+def test_tls(tmp_path):
+    # One self-signed certificate serves as authority, server and client.
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=solver.test", "-addext", "subjectAltName=DNS:solver.test", "-days", "1"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    flags = [f"--tls_cert={certificate}", f"--tls_key={key}", f"--tls_client_ca={certificate}"]
+    with running_server(tmp_path, *flags) as target:
+        cli = Cli(target)
+        trust = dict(tls_root_cert=certificate, tls_server_name="solver.test")
+        own = dict(tls_cert=certificate, tls_key=key)
+        problem = dict(cost="0,1;1,0", epsilon=1)
+
+        assert cli.run("solve", **problem, **trust, **own).returncode == OK
+        assert cli.run("solve", **problem, **trust).returncode == UNAVAILABLE  # The server wants a certificate.
+        assert cli.run("solve", **problem, **own, tls_server_name="solver.test").returncode == UNAVAILABLE
+        assert cli.run("solve", **problem).returncode == UNAVAILABLE
+        assert cli.run("solve", **problem, **trust, tls_cert=certificate).returncode == USAGE
 
 
 # ---- Load generator -----------------------------------------------------------------------------
