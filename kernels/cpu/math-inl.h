@@ -4,6 +4,7 @@
 //   Exp2, Exp     2e-7                    5e-16         any; 2^x for x < -126 (-1022) is 0, x > 127.99 (1023.9) saturates
 //   Exp2Bounded,  as above                as above      x < 128 (1024): no upper clamp; any lower bound
 //   ExpBounded
+//   ExpInRange    2e-7 + 2e-8 |x|                       |x| <= 85 (float only); anything may come out beyond
 //   Log2, Log     2e-7                    5e-16         normal x > 0; 0 gives -inf
 //   Reciprocal    1.2e-7                  2.3e-16       normal |x| whose reciprocal is normal; 0 may give inf or NaN
 //
@@ -131,6 +132,18 @@ HWY_INLINE V ExpBounded(D d, V x) {
     return hn::Mul(high, hn::Sub(hn::Sub(x, hn::Mul(n, ln2_high)), hn::Mul(n, ln2_low)));
 #endif
   });
+}
+
+// e^x in ten operations, for loops that exponentials dominate.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ExpInRange(D d, V x) {
+  using Traits = MathTraits<float>;
+  const hn::RebindToUnsigned<D> du;
+  const V high = hn::Set(d, Traits::kLog2EHigh), rounder = hn::Set(d, Traits::kRounder);
+  const V shifted = hn::MulAdd(x, high, rounder);
+  const V p = Exp2Fraction(d, hn::MulSub(x, high, hn::Sub(shifted, rounder)));
+  const auto exponent = hn::ShiftLeft<Traits::kMantissaBits>(hn::BitCast(du, shifted));
+  return hn::BitCast(d, hn::Add(hn::BitCast(du, p), exponent));
 }
 
 // min(x, cap), NaN where x is.

@@ -19,23 +19,10 @@ namespace sinkhorn {
 namespace cpu {
 namespace normalization {
 
-void NormalizationTally::Add(const Convergence& member) {
-  NormalizationTally other;
-  other.worst = member;
-  other.count = 1;
-  Merge(other);
-}
-
-void NormalizationTally::Merge(const NormalizationTally& other) {
-  finite &= other.finite;
-  if (other.count == 0) return;
-  if (count == 0) {
-    worst = other.worst;
-    count = other.count;
-    return;
-  }
-  count += other.count;
-  const Convergence& c = other.worst;
+void NormalizationTally::Add(const Convergence& c, int64_t members) {
+  if (members == 0) return;
+  if (count == 0) worst = c;
+  count += members;
   worst.iterations = std::max(worst.iterations, c.iterations);
   worst.converged &= c.converged;
   worst.marginal_error_a = std::max(worst.marginal_error_a, c.marginal_error_a);
@@ -45,6 +32,11 @@ void NormalizationTally::Merge(const NormalizationTally& other) {
     return reason == StopReason::kMaxIterations ? 2 : reason == StopReason::kPrecision ? 1 : 0;
   };
   if (rank(c.stop_reason) > rank(worst.stop_reason)) worst.stop_reason = c.stop_reason;
+}
+
+void NormalizationTally::Merge(const NormalizationTally& other) {
+  finite &= other.finite;
+  Add(other.worst, other.count);
 }
 
 namespace {

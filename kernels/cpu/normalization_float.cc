@@ -9,6 +9,7 @@
 #include "kernels/cpu/normalization_kernels.h"
 #include "kernels/cpu/normalization_lanes-inl.h"
 #include "kernels/cpu/normalization_linear-inl.h"
+#include "kernels/cpu/normalization_squares-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn {
@@ -18,6 +19,9 @@ namespace HWY_NAMESPACE {
 
 void Lanes(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
            NormalizationTally* tally) {
+#if HWY_TARGET != HWY_SCALAR
+  if (IsSquares(spec)) return SolveSquares(spec, members, count, scratch, tally);
+#endif
   SolveForwardGroups<LinearSolver<LaneLayout<float>>>(spec, members, count, scratch, tally);
 }
 int64_t Bytes(const NormalizationSpec& spec) { return SolverBytes<LinearSolver<RowLayout<float>>>(spec); }

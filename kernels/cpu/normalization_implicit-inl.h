@@ -194,7 +194,7 @@ class ImplicitSolver final : public MatrixSolver {
     tally->finite &= finite_;
     if (spec_.forward) return;
     for (int64_t l = 0; l < kMembers; ++l) {
-      if (group_.store[l]) tally->Add(convergence_[l]);
+      if (group_.store[l]) tally->Add(convergence_[l], 1);
     }
   }
   Convergence progress() const override { return Convergence(); }

@@ -28,11 +28,12 @@ constexpr int64_t kLaneElements = 1024;
 // What some members came to. `redo`: those that the tier could not hold; they are not counted.
 struct NormalizationTally {
   Convergence worst;
-  int64_t count = 0;
+  int64_t count = 0;  // Members
   bool finite = true;
   std::vector<int64_t> redo;
 
-  void Add(const Convergence& member);
+  // `members` of which `worst` is the worst.
+  void Add(const Convergence& worst, int64_t members);
   void Merge(const NormalizationTally& other);  // All but `redo`.
 };
 

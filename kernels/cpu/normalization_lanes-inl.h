@@ -44,11 +44,11 @@ template <class Solver>
 void SolveForwardGroups(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
                         NormalizationTally* tally) {
   Arena measure(nullptr);
-  const Solver sized(spec, &measure, {});
-  measure.Take<char>(sized.stage_bytes());
+  const int64_t stage_bytes = Solver(spec, &measure, {}).stage_bytes();
+  measure.Take<char>(stage_bytes);
   Arena arena(scratch->Get(measure.used()));
   Solver solver(spec, &arena, {});
-  void* stage = arena.Take<char>(sized.stage_bytes());
+  void* stage = arena.Take<char>(stage_bytes);
   for (int64_t first = 0; first < count; first += Solver::kMembers) {
     solver.Begin(members + first, std::min(Solver::kMembers, count - first));
     RunToEnd(&solver, stage);

@@ -29,6 +29,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using cpu::HWY_NAMESPACE::Exp;
 using cpu::HWY_NAMESPACE::ExpBounded;
+using cpu::HWY_NAMESPACE::ExpInRange;
 using cpu::HWY_NAMESPACE::Log;
 using cpu::HWY_NAMESPACE::Reciprocal;
 

@@ -91,8 +91,6 @@ class ForwardSolver : public MatrixSolver {
       group_.member[l] = members[l < count ? l : 0];
       group_.store[l] = l < count;
       if (spec_.dustbin) group_.border[l] = spec_.DustbinScore(group_.member[l]);
-      convergence_[l] = Convergence();
-      convergence_[l].iterations = spec_.iterations;
     }
     if (spec_.own_marginals || !begun_) marginals_.Load(group_);
     if (!Layout::kPerLane && !begun_) {  // The padding of row quantities takes part in sums.
@@ -100,8 +98,9 @@ class ForwardSolver : public MatrixSolver {
       std::fill(u_, u_ + (spec_.unrolled ? spec_.iterations + 1 : 2) * layout_.row_elements(), T(0));
     }
     stopped_.Fill(0);
-    redo_.clear();
-    finite_ = true;
+    tally_.redo.clear();
+    tally_.count = 0;
+    tally_.finite = true;
     begun_ = true;
     t_ = 0;
     pass_ = Pass::kStart;
@@ -177,14 +176,11 @@ class ForwardSolver : public MatrixSolver {
   }
 
   void Report(NormalizationTally* tally) const final {
-    for (int64_t l = 0; l < kMembers; ++l) {
-      if (group_.store[l]) tally->Add(convergence_[l]);
-    }
-    tally->redo.insert(tally->redo.end(), redo_.begin(), redo_.end());
-    tally->finite &= finite_;
+    tally->Merge(tally_);
+    tally->redo.insert(tally->redo.end(), tally_.redo.begin(), tally_.redo.end());
   }
   Convergence progress() const final {
-    Convergence now = convergence_[0];
+    Convergence now = tally_.worst;
     if (pass_ < Pass::kFinal) now.iterations = std::max(t_ - 1, 0);
     return now;
   }
@@ -234,7 +230,7 @@ class ForwardSolver : public MatrixSolver {
     for (int64_t l = 0; l < kMembers; ++l) {
       if (!group_.store[l] || flag[l] == 0) continue;
       group_.store[l] = false;
-      redo_.push_back(group_.member[l]);
+      tally_.redo.push_back(group_.member[l]);
     }
   }
 
@@ -337,16 +333,20 @@ class ForwardSolver : public MatrixSolver {
       cols = hn::IfThenElse(stopped, hn::Load(d, stopped_col_error_.value), cols);
     }
     if (!hn::AllFalse(d, bad)) Fail(bad);
-    hn::Store(rows, d, row_error_.value);
-    hn::Store(cols, d, col_error_.value);
-    WriteConvergence();
+    if (Derived::kStopsOnFreeResidual && !stops_early() && outputs().convergence == nullptr) {
+      TallyTogether(rows, cols);
+    } else {
+      hn::Store(rows, d, row_error_.value);
+      hn::Store(cols, d, col_error_.value);
+      WriteConvergence();
+    }
     StoreSums();
   }
 
   template <class M>
   void Fail(M lanes) {
     if constexpr (kLog) {
-      finite_ = false;
+      tally_.finite = false;
     } else {
       HandOn(lanes);
     }
@@ -355,13 +355,34 @@ class ForwardSolver : public MatrixSolver {
   void WriteConvergence() {
     for (int64_t l = 0; l < kMembers; ++l) {
       if (!group_.store[l]) continue;
-      Convergence& c = convergence_[l];
-      if (stopped_.value[l] != 0) c.iterations = static_cast<int32_t>(stopped_.value[l]);
+      Convergence c;
+      c.iterations = stopped_.value[l] != 0 ? static_cast<int32_t>(stopped_.value[l]) : spec_.iterations;
       c.marginal_error_a = spec_.transposed ? col_error_.value[l] : row_error_.value[l];
       c.marginal_error_b = spec_.transposed ? row_error_.value[l] : col_error_.value[l];
       derived().Judge(l, std::max(c.marginal_error_a, c.marginal_error_b), &c);
       if (outputs().convergence != nullptr) outputs().convergence[group_.member[l]] = c;
+      tally_.Add(c, 1);
     }
+  }
+
+  // The same where the iterations are fixed and nobody asks for single members.
+  void TallyTogether(V rows, V cols) {
+    const D d;
+    HWY_ALIGN T stored[kLanes];
+    int64_t count = 0;
+    for (int64_t l = 0; l < kLanes; ++l) {
+      stored[l] = group_.store[Layout::kPerLane ? l : 0] ? T(1) : T(0);
+      count += l < kMembers && group_.store[l];
+    }
+    const auto largest = [&](V errors) HWY_ATTR {
+      return static_cast<double>(hn::GetLane(hn::MaxOfLanes(d, hn::Mul(errors, hn::Load(d, stored)))));
+    };
+    Convergence c;
+    c.iterations = spec_.iterations;
+    c.marginal_error_a = largest(spec_.transposed ? cols : rows);
+    c.marginal_error_b = largest(spec_.transposed ? rows : cols);
+    c.converged = c.marginal_error_a == 0 && c.marginal_error_b == 0;
+    tally_.Add(c, count);
   }
 
  protected:
@@ -445,15 +466,13 @@ class ForwardSolver : public MatrixSolver {
         infinite += BlockScalars(b)[kInfinite].value[l];
         border += BlockScalars(b)[kBorder].value[l];
       }
-      if (!(infinite == 0)) finite_ = false;
+      if (!(infinite == 0)) tally_.finite = false;
       if (spec_.dustbin && view) StoreRow(view.dtype, &border, 1, view.data, group_.member[l]);
     }
   }
 
-  Convergence convergence_[kMembers];
-  std::vector<int64_t> redo_;
+  NormalizationTally tally_;
   Scalar row_error_, stopped_col_error_;
-  bool finite_ = true;
   bool begun_ = false;
 };
 
