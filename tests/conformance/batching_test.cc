@@ -2,6 +2,7 @@
 // any order, in slices of any length, on one thread or two, and as a member of a larger batch.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -150,6 +151,67 @@ TEST_P(BatchingTest, OneThreadOrTwo) {
   const std::vector<Answer> expected = SolveTogether(one.get(), order);
   ExpectSameBits(order, SolveTogether(two.get(), order), expected);
   ExpectSameBits(order, AllAlone(two.get(), order), expected);
+}
+
+X TEST_P(BatchingTest, HopelessNeighbours) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  std::vector<Case> hopeless;
+  Case nan_cost = CaseOf(RandomDense(9, 8, 0.1, 61), "NaN cost");
+  nan_cost.solver().max_iterations = 5;
+  nan_cost.cost = Tensor::Of(Vector(72, nan));
+  hopeless.push_back(nan_cost);
+  Case nan_point = CaseOf(RandomClouds(9, 8, 2, 0.1, 62), "NaN point");
+  nan_point.solver().max_iterations = 5;
+  nan_point.x = Tensor::Of(Vector(18, nan));
+  hopeless.push_back(nan_point);
+  Case nan_logit = CaseOf(RandomLogits(4, 4, LogRowColumnRecipe(), 5, 1, 63), "NaN logit");
+  nan_logit.logits = Tensor::Of(Vector(16, nan));
+  hopeless.push_back(nan_logit);
+  Case overflow = CaseOf(RandomDense(9, 8, 1e-3, 64), "exp(1e6)");
+  overflow.cost = Tensor::Of(Vector(72, -1e4));
+  overflow.solver().rho_a = overflow.solver().rho_b = 1e-2;
+  overflow.solver().max_iterations = 5;
+  hopeless.push_back(overflow);
+  for (Case& c : hopeless) c.wanted |= kPlan | kSums;
+
+  const std::vector<Case> neighbours = Strangers(60, 24, 65);
+  const std::vector<const Case*> alone = PointersTo(neighbours);
+  const std::vector<Answer> expected = SolveTogether(backend(), alone);
+  std::vector<const Case*> company;
+  for (size_t k = 0; k < alone.size(); ++k) {
+    company.push_back(&hopeless[k % hopeless.size()]);
+    company.push_back(alone[k]);
+  }
+  const std::vector<Answer> all = SolveTogether(backend(), company);
+  std::vector<Answer> actual;
+  for (size_t k = 1; k < all.size(); k += 2) actual.push_back(all[k]);
+  ExpectSameBits(alone, actual, expected);
+  for (size_t k = 0; k < 2 * hopeless.size(); k += 2) {
+    SCOPED_TRACE(company[k]->name);
+    const bool valid = company[k] == &hopeless.back();
+    if (!valid) continue;
+    if (!all[k].status.ok()) {
+      EXPECT_EQ(all[k].status.code(), absl::StatusCode::kFailedPrecondition);
+      continue;
+    }
+    for (const Vector& values :
+         {all[k].value, all[k].f.values(), all[k].g.values(), all[k].plan.values()}) {
+      for (double value : values) EXPECT_TRUE(std::isfinite(value));
+    }
+  }
+}
+
+// Progress never goes back, and ends at what the report says.
+TEST_P(BatchingTest, ProgressIsMonotone) {
+  Case c = CaseOf(RandomClouds(400, 500, 3, 0.01, 66), "400 x 500");
+  c.solver().max_iterations = 60;
+  std::vector<int> seen;
+  const std::vector<Answer> answers = SolveTogether(backend(), {&c}, 1e-4, [&](const Solve& solve) {
+    seen.push_back(solve.progress().iterations);
+  });
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  EXPECT_EQ(seen.back(), 60);
+  EXPECT_EQ(answers[0].report.convergence.iterations, 60);
 }
 
 // A batch of `count` members is `count` problems.

@@ -57,6 +57,7 @@ class MemberCheck {
     Compare("f", answer_.f, at_.f, delta_);
     Compare("g", answer_.g, at_.g, delta_);
     Values();
+    Bounds();
     if (answer_.plan.present()) Relative("plan", answer_.plan, Plan(problem_, at_));
     if (answer_.gradient_cost.present()) {
       Relative("gradient_cost", answer_.gradient_cost, Plan(problem_, at_));
@@ -84,9 +85,7 @@ class MemberCheck {
     for (double& value : tolerance) value *= relative_;
     Compare(what, actual, expected, std::move(tolerance));
   }
-  std::string Label(const std::string& what) const {
-    return (c_.solver().precision == Precision::kDouble ? "DOUBLE " : "STRICT ") + what;
-  }
+  std::string Label(const std::string& what) const { return LabelPrefix(c_) + what; }
 
   void Values() {
     const double plan_mass = Sum(PlanRowSums(problem_, at_));
@@ -97,6 +96,23 @@ class MemberCheck {
     if (answer_.value_linear.empty()) return;
     ExpectClose(Label("value_linear"), answer_.value_linear, {ValueLinear(problem_, at_)},
                 relative_ * AbsoluteLinear());
+  }
+
+  // Any plan's primal value is above any dual bound; a plan with other totals than the problem's is
+  // none.
+  void Bounds() {
+    const bool balanced_a = std::isinf(problem_.solver.rho_a);
+    const bool balanced_b = std::isinf(problem_.solver.rho_b);
+    if (balanced_a != balanced_b ||
+        (balanced_a && std::abs(Sum(problem_.a) - Sum(problem_.b)) > 1e-14))
+      return;
+    const double primal =
+        balanced_a ? PrimalBound(problem_, at_) : PrimalValue(problem_, Plan(problem_, at_));
+    const double rounding = 1e-13 * (std::abs(primal) + MaxAbs(at_.f) + MaxAbs(at_.g));
+    EXPECT_LE(answer_.dual_bound[0], primal + rounding);
+    if (!answer_.primal_bound.empty()) {
+      EXPECT_GE(answer_.primal_bound[0], Value(problem_, at_) - rounding);
+    }
   }
 
   // sum_i a_i exp(-f_i / rho): the slope of the dual's terms, and what the rows should sum to.
@@ -283,6 +299,12 @@ Potentials Centered(const Potentials& potentials) {
   for (double& value : centered.f) value -= mean;
   for (double& value : centered.g) value += mean;
   return centered;
+}
+
+std::string LabelPrefix(const Case& the_case) {
+  std::string prefix = the_case.solver().precision == Precision::kDouble ? "DOUBLE " : "STRICT ";
+  if (the_case.output_dtype != DType::kFloat64) prefix += "rounded ";
+  return prefix;
 }
 
 void PrintToleranceUse() {

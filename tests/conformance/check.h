@@ -22,8 +22,9 @@ double PotentialTolerance(const Case& the_case, const oracle::Potentials& refere
 // What it does to a plan entry, relatively: both potentials may be off.
 double PlanTolerance(const Case& the_case, const oracle::Potentials& reference);
 
-// Compares every output that the case asked for, except the bounds, with the oracle at `reference`.
-// For fixed iterations: the constant shared by f and g is determined too.
+// Compares every output that the case asked for with the oracle at `reference`; bounds must be on
+// their side of the oracle's. For fixed iterations: the constant shared by f and g is determined
+// too.
 void ExpectMatchesOracle(const Case& member_case, const Answer& member,
                          const oracle::Potentials& reference);
 
@@ -33,6 +34,10 @@ void CheckIterates(Backend* backend, const Case& the_case);
 
 // f and g without the constant that a balanced problem leaves free: moves the mean of f to 0.
 oracle::Potentials Centered(const oracle::Potentials& potentials);
+
+// "STRICT " or "DOUBLE ", and whether the output was rounded to a shorter type: those use up their
+// rounding.
+std::string LabelPrefix(const Case& the_case);
 
 // How much of each tolerance was used at most, over the whole run, by quantity.
 void PrintToleranceUse();

@@ -62,7 +62,6 @@ void CheckBoundsOf(const Case& c, const Answer& answer, const Transport& problem
   const double dual = Value(problem, returned), primal = PrimalBound(problem, returned);
   const double room = 10 * PotentialTolerance(c, returned);
   EXPECT_GE(answer.dual_bound[0], dual - room);
-  EXPECT_LE(answer.dual_bound[0], dual + 1e-13 * (1 + std::abs(dual)));
   // Mass that rounding displaces may have to go the longest way.
   const double displaced = PlanTolerance(c, returned) * DefaultEpsilonStart(problem);
   EXPECT_LE(answer.primal_bound[0], primal + room + displaced);
@@ -265,6 +264,27 @@ TEST_P(ConvergenceTest, IterationLimitIsNotAnError) {
   EXPECT_EQ(answer.convergence[0].stop_reason, StopReason::kMaxIterations);
   EXPECT_EQ(answer.convergence[0].iterations, 5);
   EXPECT_GT(answer.convergence[0].marginal_error_a + answer.convergence[0].marginal_error_b, 1e-8);
+}
+
+// Started from a solution there is next to nothing to do.
+TEST_P(ConvergenceTest, WarmStart) {
+  for (UpdateRule rule : {UpdateRule::kAlternating, UpdateRule::kSymmetric}) {
+    for (bool over_relaxation : {false, true}) {
+      Case c = CaseOf(RandomClouds(30, 33, 2, 0.02, 56), "warm start");
+      c.solver().update_rule = rule;
+      c.solver().over_relaxation = over_relaxation;
+      c.solver().precision = Precision::kDouble;
+      c.solver().max_iterations = 20000;
+      c.solver().tolerance = 1e-8;
+      const Answer cold = SolveAlone(backend(), c);
+      c.initial_f = Tensor::Of(cold.f.values(), DType::kFloat64);
+      c.initial_g = Tensor::Of(cold.g.values(), DType::kFloat64);
+      const Answer warm = SolveAlone(backend(), c);
+      EXPECT_GT(cold.convergence[0].iterations, 20);
+      EXPECT_LE(warm.convergence[0].iterations, 10);
+      EXPECT_TRUE(warm.convergence[0].converged);
+    }
+  }
 }
 
 // Annealing does not stop before epsilon is reached, however small the residual on the way.

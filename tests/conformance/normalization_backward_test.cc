@@ -63,15 +63,17 @@ class BackwardTest : public ConformanceTest {
     const int64_t bin = c.dustbin_score.present() ? 1 : 0, count = c.problem.count;
     const int64_t n = c.problem.n, m = c.problem.m;
     for (int64_t index = 0; index < count; ++index) {
-      const Vector gradient =
-          UnrolledGradient(MemberNormalization(c, index), c.cotangent.member(index, count));
+      const Vector cotangent = c.cotangent.member(index, count);
+      const Vector gradient = UnrolledGradient(MemberNormalization(c, index), cotangent);
+      Vector terms = Normalize(MemberNormalization(c, index));
+      for (size_t k = 0; k < terms.size(); ++k) terms[k] *= cotangent[k];
       Vector logits(n * m);
       double score = 0;
       for (int64_t k = 0; k < (n + bin) * (m + bin); ++k) {
         const int64_t i = k / (m + bin), j = k % (m + bin);
         (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
       }
-      const double room = Room(c, oracle::MaxAbs(gradient));
+      const double room = Room(c, oracle::MaxAbs(gradient), oracle::MaxAbs(terms));
       ExpectClose(what, answer.gradient_logits.member(index, count), logits, room);
       if (bin) {
         ExpectClose(what + ", dustbin", answer.gradient_dustbin_score.member(index, count), {score},
@@ -80,9 +82,13 @@ class BackwardTest : public ConformanceTest {
     }
   }
 
-  static double Room(const Case& c, double largest) {
-    const double relative = c.solver().precision == Precision::kDouble ? 1e-9 : 1e-5;
-    return (relative + UnitRoundoff(c.output_dtype)) * largest + SmallestPositive(c.output_dtype);
+  // 1e-5 (DOUBLE 1e-9) of the largest entry. A derivative that cancels, such as that of a matrix
+  // whose P cannot change, is known to a few roundings of what it cancels from, dP * P.
+  static double Room(const Case& c, double largest, double terms) {
+    const bool strict = c.solver().precision != Precision::kDouble;
+    const double working = UnitRoundoff(strict ? DType::kFloat32 : DType::kFloat64);
+    return ((strict ? 1e-5 : 1e-9) + UnitRoundoff(c.output_dtype)) * largest + 8 * working * terms +
+           SmallestPositive(c.output_dtype) + (strict ? 1e-30 : 1e-290);  // Near underflow.
   }
 
   void CheckBothPrecisions(Case c, const std::string& what) {
@@ -150,6 +156,23 @@ TEST_P(BackwardTest, UnrolledStopsAtTheFloor) {
   EXPECT_EQ(gradient[9], 0);
 }
 
+// At a tolerance: the derivative of the iterations that each member did.
+TEST_P(BackwardTest, UnrolledAtATolerance) {
+  for (int64_t n : {4, 8, 20}) {
+    Case c = Batch(6, n, n, Recipes()[0], 500, 1, BackwardMode::kUnrolled, 95);
+    c.solver().tolerance = 1e-3;
+    const Answer answer = SolveAlone(backend(), c);
+    for (int64_t index = 0; index < 6; ++index) {
+      Normalization problem = MemberNormalization(c, index);
+      problem.iterations = answer.convergence[index].iterations;
+      EXPECT_LT(problem.iterations, 500);
+      const Vector expected = UnrolledGradient(problem, c.cotangent.member(index, 6));
+      ExpectClose("STRICT unrolled, tolerance", answer.gradient_logits.member(index, 6), expected,
+                  Room(c, oracle::MaxAbs(expected), 1));
+    }
+  }
+}
+
 TEST_P(BackwardTest, UnrolledEveryDType) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     for (int64_t n : {4, 8, 20}) {
@@ -200,6 +223,24 @@ TEST_P(BackwardTest, ImplicitWithMarginalsAtConvergence) {
   }
 }
 
+// From P on to the logits there may be an offset, a softmax and a floor.
+TEST_P(BackwardTest, ImplicitThroughTheStart) {
+  Recipe offset, softmax, floored;
+  offset.offset = 0.25;
+  softmax.start = Start::kRowSoftmax;
+  softmax.offset = 0.125;
+  floored.offset = 0.0625;
+  floored.order = Order::kColumnRow;
+  floored.logit_floor = -0.5;
+  for (const NamedRecipe& recipe :
+       {NamedRecipe{"offset", offset}, {"softmax, offset", softmax}, {"floor, offset", floored}}) {
+    for (int64_t n : {2, 4, 8, 20, 35}) {
+      CheckBothPrecisions(Batch(4, n, n, recipe, 400, 1, BackwardMode::kImplicit, 126),
+                          absl::StrCat("implicit through ", recipe.name));
+    }
+  }
+}
+
 // EXACT converges by itself: its implicit gradient is that of many sweeps.
 TEST_P(BackwardTest, ImplicitOfExact) {
   for (int64_t n : {2, 4, 8, 24}) {
@@ -213,7 +254,7 @@ TEST_P(BackwardTest, ImplicitOfExact) {
         sweeps.iterations = 1000;
         const Vector expected = UnrolledGradient(sweeps, c.cotangent.member(index, 3));
         ExpectClose("implicit of EXACT", answer.gradient_logits.member(index, 3), expected,
-                    Room(c, oracle::MaxAbs(expected)));
+                    Room(c, oracle::MaxAbs(expected), 1));
       }
     }
   }
@@ -243,11 +284,31 @@ TEST_P(BackwardTest, ImplicitFromPlanAlone) {
         const Answer answer = SolveAlone(backend(), c);
         if (!answer.status.ok()) continue;
         ExpectClose("implicit from P", answer.gradient_logits.values(), expected,
-                    Room(c, oracle::MaxAbs(oracle::RowSums(plan, n, m))));
+                    Room(c, oracle::MaxAbs(expected), oracle::MaxAbs(oracle::RowSums(plan, n, m))));
         ExpectClose("sums from P", answer.row_sums.values(), oracle::RowSums(plan, n, m), 1e-6 * m);
         EXPECT_EQ(answer.convergence[0].iterations, 0);
         EXPECT_EQ(answer.convergence[0].stop_reason, StopReason::kNotIterated);
       }
+    }
+  }
+}
+
+// Of a doubly stochastic P all implicit modes are the same.
+TEST_P(BackwardTest, ImplicitModesFromPlanAlone) {
+  for (int64_t n : {2, 4, 8, 21}) {
+    Case c;
+    c.problem.kind = ProblemKind::kNormalization;
+    c.problem.n = c.problem.m = n;
+    c.problem.solver.max_iterations = 1;
+    c.problem.solver.precision = Precision::kDouble;
+    c.plan = Tensor::Of(Normalize(RandomLogits(n, n, ExactRecipe(), 1, 1, 155)), DType::kFloat64);
+    c.cotangent = Tensor::Of(Random(156).Normals(n * n, 1), DType::kFloat64);
+    c.wanted = 0;
+    const Vector expected = oracle::ImplicitGradient(c.plan.values(), n, n, c.cotangent.values());
+    for (BackwardMode mode : kImplicitModes) {
+      c.problem.normalization.backward = mode;
+      ExpectClose("DOUBLE modes from P", SolveAlone(backend(), c).gradient_logits.values(),
+                  expected, Room(c, oracle::MaxAbs(expected), 1));
     }
   }
 }

@@ -72,7 +72,7 @@ class NormalizationTest : public ConformanceTest {
     SCOPED_TRACE(c.name);
     const Answer answer = SolveAlone(backend(), c);
     if (!answer.status.ok()) return;
-    const std::string prefix = c.solver().precision == Precision::kDouble ? "DOUBLE " : "STRICT ";
+    const std::string prefix = LabelPrefix(c);
     for (int64_t index = 0; index < c.problem.count; ++index) {
       const Normalization problem = MemberNormalization(c, index);
       const Answer member = MemberAnswer(answer, index, c.problem.count);
@@ -86,7 +86,11 @@ class NormalizationTest : public ConformanceTest {
       ExpectClose(prefix + "column sums", member.column_sums.values(), columns(plan),
                   columns(room));
       const Convergence& convergence = member.convergence[0];
-      const double total = oracle::Sum(rows(room)) + 1e-6 * oracle::Sum(RowMarginals(problem));
+      // Sums of as many terms as there are rows and columns, each rounded.
+      const double total =
+          oracle::Sum(room) +
+          (c.solver().precision == Precision::kDouble ? 1e-14 : 1e-6) *
+              (oracle::Sum(RowMarginals(problem)) + oracle::Sum(ColumnMarginals(problem)));
       ExpectClose(prefix + "marginal errors",
                   {convergence.marginal_error_a, convergence.marginal_error_b},
                   {oracle::DistanceL1(rows(plan), RowMarginals(problem)),
