@@ -65,20 +65,36 @@ std::string ScalarText(const google::protobuf::RepeatedField<double>& values) {
   return text;
 }
 
-std::string ConvergenceText(const v1::Convergence& convergence) {
-  return absl::StrFormat("%s after %d iteration%s (%s), marginal errors %.3g (a) and %.3g (b)",
-                         convergence.converged() ? "converged" : "not converged", convergence.iterations(),
-                         convergence.iterations() == 1 ? "" : "s", ShortName(convergence.stop_reason()),
-                         convergence.marginal_error_a(), convergence.marginal_error_b());
+// Whether a fixed number of iterations was asked for, so that the question of convergence does not arise.
+bool IsFixed(const v1::SolveRequest& request) {
+  const bool unset = request.has_normalization() &&
+                     request.normalization().recipe() != v1::NORMALIZATION_RECIPE_EXACT &&
+                     !request.solver().has_tolerance();
+  return unset || (request.solver().has_tolerance() && request.solver().tolerance() == 0);
+}
+
+std::string ConvergenceText(const v1::Convergence& convergence, bool fixed) {
+  const std::string iterations =
+      absl::StrCat(convergence.iterations(), convergence.iterations() == 1 ? " iteration" : " iterations");
+  const std::string outcome = fixed
+                                  ? iterations
+                                  : absl::StrCat(convergence.converged() ? "converged after " : "not converged after ",
+                                                 iterations, " (", ShortName(convergence.stop_reason()), ")");
+  return absl::StrFormat("%s, marginal errors %.3g (a) and %.3g (b)", outcome, convergence.marginal_error_a(),
+                         convergence.marginal_error_b());
 }
 
 std::string ExecutionText(const v1::Execution& execution) {
-  return absl::StrFormat("%s, %s, %s; queue %s, transfer %s, compute %s; %d problem%s in the batch, %d launch%s",
-                         execution.device(), execution.family(), ShortName(execution.precision()),
-                         Milliseconds(execution.queue_seconds()), Milliseconds(execution.transfer_seconds()),
-                         Milliseconds(execution.compute_seconds()), execution.batch_problem_count(),
+  return absl::StrFormat("%s; %s, %s; %d problem%s in the batch, %d launch%s", execution.device(), execution.family(),
+                         ShortName(execution.precision()), execution.batch_problem_count(),
                          execution.batch_problem_count() == 1 ? "" : "s", execution.launch_count(),
                          execution.launch_count() == 1 ? "" : "es");
+}
+
+std::string TimeText(const v1::Execution& execution, absl::Duration round_trip) {
+  return absl::StrFormat("%s with connecting; in the server: queue %s, transfer %s, compute %s",
+                         Milliseconds(absl::ToDoubleSeconds(round_trip)), Milliseconds(execution.queue_seconds()),
+                         Milliseconds(execution.transfer_seconds()), Milliseconds(execution.compute_seconds()));
 }
 
 // Rows of the last dimension, indented.
@@ -124,13 +140,13 @@ std::string Summary(const v1::SolveRequest& request, const v1::SolveResponse& re
   for (const auto& [name, values] : Scalars(response)) {
     if (!values->empty()) AppendLine(name, ScalarText(*values), &out);
   }
-  AppendLine("convergence", ConvergenceText(response.convergence()), &out);
+  const bool fixed = IsFixed(request);
+  AppendLine("convergence", ConvergenceText(response.convergence(), fixed), &out);
   for (int i = 0; i < std::min(response.members_size(), kScalarsMax); ++i) {
-    AppendLine(absl::StrCat("  member ", i), ConvergenceText(response.members(i)), &out);
+    AppendLine(absl::StrCat("  member ", i), ConvergenceText(response.members(i), fixed), &out);
   }
   AppendLine("execution", ExecutionText(response.execution()), &out);
-  AppendLine("round trip", absl::StrCat(Milliseconds(absl::ToDoubleSeconds(round_trip)), ", connecting included"),
-             &out);
+  AppendLine("time", TimeText(response.execution(), round_trip), &out);
   for (const auto& [name, tensor] : Tensors(response)) {
     const auto file = saved.find(name);
     const absl::StatusOr<int64_t> count = ElementCount(*tensor);

@@ -1,7 +1,7 @@
 // Encodes a request without copying its tensors: the wire bytes refer to the request's own memory.
 //
-// Generated code copies each tensor into fresh memory, which for large ones costs more than sending them (64 MiB, pages
-// touched for the first time: see the commit for figures).
+// Generated code copies each tensor into fresh memory, whose pages are touched for the first time. A call with a 64 MiB
+// request, beyond the solve: 123 ms by copy, 84 ms in place; 1 MiB: 1.5 and 0.6 ms (two busy cores, loopback).
 #ifndef SINKHORN_CLIENT_CPP_ENCODE_H_
 #define SINKHORN_CLIENT_CPP_ENCODE_H_
 

@@ -1,4 +1,4 @@
-// The .npy reader against files that NumPy wrote, the writer against the reader (cli_test.py checks it against NumPy),
+// The .npy reader against files that NumPy wrote, the writer against the reader (test_cli_solve.py: NumPy),
 // and both against files that are broken in every way a byte can break them.
 #include "client/cpp/npy.h"
 
