@@ -1,7 +1,6 @@
 #include "server/reply_plan.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -15,12 +14,11 @@ using absl::nullopt;
 using absl::optional;
 using absl::StrCat;
 
-constexpr size_t kAlignment = 64;        // Of each tensor in the block: a cache line, a vector.
 constexpr int64_t kScalarBytes = 10;     // Of one per-member double on the wire, tags included.
 constexpr int64_t kMemberBytes = 40;     // Of one member's Convergence on the wire.
 constexpr int64_t kMessageBytes = 1024;  // Everything else in a reply.
 
-int64_t RoundUp(int64_t bytes) { return SaturatingSum(bytes, kAlignment - 1) / kAlignment * kAlignment; }
+int64_t RoundUp(int64_t bytes) { return SaturatingSum(bytes, kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment; }
 
 // Why `output` does not fit the problem; nullptr if it does.
 const char* Misfit(int output, const Problem& problem) {
@@ -83,7 +81,7 @@ class Layout {
   // False: no memory.
   bool Allocate() {
     if (block_bytes_ == 0) return true;
-    prepared_->block.reset(static_cast<char*>(std::aligned_alloc(kAlignment, block_bytes_)));
+    prepared_->block = NewBlock(static_cast<size_t>(block_bytes_));
     if (prepared_->block == nullptr) return false;
     prepared_->block_bytes = static_cast<size_t>(block_bytes_);
     for (size_t i = 0; i < views_.size(); ++i) {

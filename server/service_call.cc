@@ -7,9 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "server/log.h"
 #include "server/wire.h"
@@ -54,32 +52,6 @@ v1::StopReason ToProto(StopReason reason) {
   return v1::STOP_REASON_UNSPECIFIED;
 }
 
-const char* OutcomeName(StopReason reason) {
-  switch (reason) {
-    case StopReason::kTolerance:
-      return "TOLERANCE";
-    case StopReason::kMaxIterations:
-      return "MAX_ITERATIONS";
-    case StopReason::kPrecision:
-      return "PRECISION";
-    case StopReason::kNotIterated:
-      return "NOT_ITERATED";
-  }
-  return "";
-}
-
-const char* KindName(ProblemKind kind) {
-  switch (kind) {
-    case ProblemKind::kNormalization:
-      return "normalization";
-    case ProblemKind::kDense:
-      return "dense";
-    case ProblemKind::kPointCloud:
-      return "point_cloud";
-  }
-  return "";
-}
-
 void Fill(const Convergence& in, v1::Convergence* out) {
   out->set_iterations(in.iterations);
   out->set_converged(in.converged);
@@ -102,64 +74,6 @@ google::protobuf::ArenaOptions InitialBlock(char* block, size_t size) {
 }
 
 }  // namespace
-
-// ---- Context --------------------------------------------------------------------------------------------------------
-
-ServiceContext::ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options)
-    : backend(backend),
-      scheduler(scheduler),
-      metrics(metrics),
-      options(options),
-      device(backend->device()),
-      solve_started(metrics->calls_started.With({kSolveMethod})),
-      solve_ok_seconds(metrics->call_seconds.With({kSolveMethod, "OK"})),
-      decode_seconds(metrics->stage_seconds.With({"decode"})),
-      queue_seconds(metrics->stage_seconds.With({"queue"})),
-      solve_seconds(metrics->stage_seconds.With({"solve"})),
-      encode_seconds(metrics->stage_seconds.With({"encode"})),
-      next_incident_(absl::Uniform<uint64_t>(absl::BitGen())),
-      pool_(options.threads, /*allow_spinning=*/false) {
-  for (ProblemKind kind : {ProblemKind::kNormalization, ProblemKind::kDense, ProblemKind::kPointCloud}) {
-    SolvedMetrics* of_kind = &solved[static_cast<int>(kind)];
-    of_kind->iterations = metrics->iterations.With({KindName(kind)});
-    of_kind->marginal_error = metrics->marginal_error.With({KindName(kind)});
-    for (StopReason reason :
-         {StopReason::kTolerance, StopReason::kMaxIterations, StopReason::kPrecision, StopReason::kNotIterated}) {
-      of_kind->outcomes[static_cast<int>(reason)] = metrics->outcomes.With({KindName(kind), OutcomeName(reason)});
-    }
-  }
-}
-
-bool ServiceContext::TrySchedule(std::function<void()> work) {
-  // Below the capacity of each of the pool's queues: a full one would run the work on the calling thread.
-  if (pending_.fetch_add(1) >= std::min<int64_t>(options.max_pending_decodes, 1000)) {
-    pending_.fetch_sub(1);
-    return false;
-  }
-  pool_.Schedule([this, work = std::move(work)] {
-    pending_.fetch_sub(1);
-    work();
-  });
-  return true;
-}
-
-void ServiceContext::DeviceLost() {
-  if (device_lost_.exchange(true)) return;
-  if (options.on_device_lost) options.on_device_lost();
-}
-
-void ServiceContext::CallFinished(grpc::StatusCode code, absl::Duration duration) {
-  Histogram* seconds =
-      code == grpc::StatusCode::OK ? solve_ok_seconds : metrics->call_seconds.With({kSolveMethod, GrpcCodeName(code)});
-  seconds->Observe(absl::ToDoubleSeconds(duration));
-}
-
-Error ServiceContext::Incident(absl::string_view request_id, absl::string_view what) {
-  const std::string incident = absl::StrFormat("%016x", next_incident_.fetch_add(1));
-  Log(Severity::kError, "incident",
-      {{"incident", incident}, {"request_id", std::string(request_id)}, {"what", std::string(what)}});
-  return Internal(incident);
-}
 
 // ---- In -------------------------------------------------------------------------------------------------------------
 
@@ -218,12 +132,31 @@ void SolveCall::Process() {
   Submit();
 }
 
-optional<Error> SolveCall::Decode() {
-  if (!message_.TrySingleSlice(&bytes_).ok() && !message_.DumpToSingleSlice(&bytes_).ok()) {
-    return InvalidField("request", "must be readable", "a broken message");
+// The message's bytes in one piece. Copies them if they came in several, and lets go of each as it is copied. Unset: no
+// memory.
+optional<absl::string_view> SolveCall::Flatten() {
+  if (message_.TrySingleSlice(&slice_).ok()) {
+    message_.Clear();
+    return absl::string_view(reinterpret_cast<const char*>(slice_.begin()), slice_.size());
   }
+  const size_t size = message_.Length();
+  std::vector<grpc::Slice> slices;
+  block_ = NewBlock(size);
+  if (block_ == nullptr || !message_.Dump(&slices).ok()) return nullopt;
   message_.Clear();
-  const absl::string_view bytes(reinterpret_cast<const char*>(bytes_.begin()), bytes_.size());
+  char* out = block_.get();
+  for (grpc::Slice& slice : slices) {
+    std::memcpy(out, slice.begin(), slice.size());
+    out += slice.size();
+    slice = grpc::Slice();
+  }
+  return absl::string_view(block_.get(), size);
+}
+
+optional<Error> SolveCall::Decode() {
+  const optional<absl::string_view> message = Flatten();
+  if (!message.has_value()) return DeviceMemory("the request could not be decoded");
+  const absl::string_view bytes = *message;
   bool parsed;
   if (in_stream_) {
     auto* outer = google::protobuf::Arena::CreateMessage<v1::SolveStreamRequest>(&arena_);
@@ -436,15 +369,6 @@ void SolveCall::Account(const Error* error) const {
 const char* SolveCall::ProblemName() const {
   if (request_ == nullptr || request_->problem_case() == v1::SolveRequest::PROBLEM_NOT_SET) return "none";
   return KindName(prepared_.problem.kind);
-}
-
-const char* GrpcCodeName(grpc::StatusCode code) {
-  static const char* const kNames[] = {
-      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
-      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
-      "DATA_LOSS", "UNAUTHENTICATED"};
-  return code >= 0 && code <= 16 ? kNames[code] : "UNKNOWN";
 }
 
 grpc::Status ToGrpcStatus(const Error& error) {

@@ -8,67 +8,16 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <unsupported/Eigen/CXX11/ThreadPool>
 
 #include "google/protobuf/arena.h"
-#include "server/metrics.h"
+#include "server/block.h"
 #include "server/scheduler.h"
-#include "server/service.h"
+#include "server/service_context.h"
 #include "server/status.h"
 #include "server/validate.h"
 #include "sinkhorn/v1/sinkhorn.pb.h"
 
 namespace sinkhorn {
-
-constexpr char kSolveMethod[] = "sinkhorn.v1.SinkhornService/Solve";
-constexpr char kSolveStreamMethod[] = "sinkhorn.v1.SinkhornService/SolveStream";
-constexpr char kGetServerInfoMethod[] = "sinkhorn.v1.SinkhornService/GetServerInfo";
-
-// What a solved problem of one kind is counted by.
-struct SolvedMetrics {
-  Counter* outcomes[4];  // By StopReason.
-  Histogram* iterations;
-  Histogram* marginal_error;
-};
-
-// What all calls share.
-class ServiceContext {
- public:
-  ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options);
-
-  // Runs `work` on the pool. False: too much waits for it already, and `work` was not taken.
-  bool TrySchedule(std::function<void()> work);
-  // Reports that the device is lost: once.
-  void DeviceLost();
-  bool device_lost() const { return device_lost_.load(); }
-  // Counts a finished Solve call.
-  void CallFinished(grpc::StatusCode code, absl::Duration duration);
-  // Logs a bug of ours and makes the error that refers to it.
-  Error Incident(absl::string_view request_id, absl::string_view what);
-
-  Backend* const backend;
-  Scheduler* const scheduler;
-  Metrics* const metrics;
-  const ServiceOptions options;
-  const DeviceDescription device;
-  const absl::Time started = absl::Now();
-  std::atomic<ServiceState> state{ServiceState::kWarming};
-  std::atomic<int64_t> in_flight{0};
-  std::atomic<int64_t> arrivals{0};  // Requests so far, refused ones too.
-  Counter* const solve_started;
-  Histogram* const solve_ok_seconds;
-  Histogram* const decode_seconds;
-  Histogram* const queue_seconds;
-  Histogram* const solve_seconds;
-  Histogram* const encode_seconds;
-  SolvedMetrics solved[3];  // By ProblemKind.
-
- private:
-  std::atomic<int64_t> pending_{0};
-  std::atomic<bool> device_lost_{false};
-  std::atomic<uint64_t> next_incident_;
-  Eigen::ThreadPool pool_;  // Last: its threads end before anything else goes.
-};
 
 // Life: whoever makes a SolveCall holds a reference; while it is worked on, the work holds another.
 class SolveCall {
@@ -99,6 +48,7 @@ class SolveCall {
  private:
   void Process();  // Decode, validate, submit.
   absl::optional<Error> Decode();
+  absl::optional<absl::string_view> Flatten();
   absl::optional<Error> CheckFeasible() const;
   void Submit();
   Error SubmitError(const absl::Status& status) const;
@@ -123,7 +73,9 @@ class SolveCall {
   bool submitted_ = false;  // The scheduler has taken it.
 
   grpc::ByteBuffer message_;
-  grpc::Slice bytes_;  // The message in one piece: the tensors are views of it.
+  // The message in one piece, of which the tensors are views: gRPC's own slice, or a block if it came in several.
+  grpc::Slice slice_;
+  Block block_;
   std::string request_id_;
   Prepared prepared_;
   TaskResult result_;
@@ -135,8 +87,6 @@ class SolveCall {
   v1::SolveResponse* response_ = nullptr;  // On the arena; all but the tensors.
 };
 
-// "OK", "INVALID_ARGUMENT" and so on.
-const char* GrpcCodeName(grpc::StatusCode code);
 // The gRPC form of an error.
 grpc::Status ToGrpcStatus(const Error& error);
 // A gRPC deadline as absl's time.

@@ -7,13 +7,12 @@
 #define SINKHORN_SERVER_VALIDATE_H_
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "kernels/problem.h"
+#include "server/block.h"
 #include "server/status.h"
 #include "server/wire.h"
 #include "sinkhorn/v1/sinkhorn.pb.h"
@@ -33,15 +32,11 @@ struct Limits {
 constexpr int kMaxRank = 32;  // Dimensions of a tensor.
 constexpr int kMaxRequestIdBytes = 128;
 
-struct FreeDeleter {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
 // A validated request: the problem, and the memory of its answer.
 struct Prepared {
-  Problem problem;                           // Inputs view the request's bytes; outputs view the fields below.
-  std::vector<ReplyTensor> tensors;          // Outputs that are tensors, all in `block`.
-  std::unique_ptr<char, FreeDeleter> block;  // Uninitialised.
+  Problem problem;                   // Inputs view the request's bytes; outputs view the fields below.
+  std::vector<ReplyTensor> tensors;  // Outputs that are tensors, all in `block`.
+  Block block;                       // Uninitialised.
   size_t block_bytes = 0;
   std::vector<Convergence> members;  // For OUTPUT_MEMBERS, else empty.
   int64_t bytes = 0;                 // Inputs and outputs, for the queue's accounting.

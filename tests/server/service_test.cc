@@ -410,6 +410,24 @@ TEST_F(ServiceTest, IdleOnlyWhenAllIsAnswered) {
   EXPECT_TRUE(running.get().ok()) << "an accepted request was lost";
 }
 
+TEST_F(ServiceTest, SilenceIsWhenNobodyAsksAnyMore) {
+  Start(ServiceState::kStopping);
+  std::atomic<bool> quiet{false};
+  std::thread client([&] {
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(Reason(Solve(Normalization())), "DRAINING");
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    quiet = true;
+  });
+  service_->AwaitSilence(absl::Milliseconds(500), absl::Now() + absl::Seconds(30));
+  EXPECT_TRUE(quiet);
+  client.join();
+  const absl::Time begin = absl::Now();
+  service_->AwaitSilence(absl::Seconds(30), begin + absl::Milliseconds(50));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5)) << "the deadline ends the wait";
+}
+
 TEST_F(ServiceTest, WhatIsLeftWhenTheSchedulerStopsIsUnavailable) {
   backend_.hold = true;
   Start();

@@ -746,6 +746,20 @@ TEST(ValidateTest, TheMessageTellsFieldRuleAndValue) {
   EXPECT_EQ(Check(request)->error->message, "point_cloud.y.shape must be [..., m, d = 3]; got [3, 2]");
 }
 
+// Data is scanned in blocks: the first offender is found wherever it stands.
+TEST(ValidateTest, FindsTheOffenderAtAnyPosition) {
+  for (int64_t position : {0, 1, 4095, 4096, 8191, 9999}) {
+    std::vector<float> values(10000, 1);
+    values[position] = kNan;
+    values[9999] = kNan;
+    v1::SolveRequest request;
+    *request.mutable_normalization()->mutable_logits() = Float32Tensor({100, 100}, values);
+    const auto run = Check(request);
+    ASSERT_TRUE(run->error.has_value());
+    EXPECT_THAT(run->error->message, testing::EndsWith(absl::StrCat("at element ", position)));
+  }
+}
+
 // Denormals, minus zero and the largest finite numbers are finite, in every dtype and at any alignment.
 TEST(ValidateTest, EdgesOfTheFormats) {
   v1::SolveRequest request = Normalization();

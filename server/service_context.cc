@@ -1,0 +1,105 @@
+#include "server/service_context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_format.h"
+#include "server/log.h"
+
+namespace sinkhorn {
+
+ServiceContext::ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options)
+    : backend(backend),
+      scheduler(scheduler),
+      metrics(metrics),
+      options(options),
+      device(backend->device()),
+      solve_started(metrics->calls_started.With({kSolveMethod})),
+      solve_ok_seconds(metrics->call_seconds.With({kSolveMethod, "OK"})),
+      decode_seconds(metrics->stage_seconds.With({"decode"})),
+      queue_seconds(metrics->stage_seconds.With({"queue"})),
+      solve_seconds(metrics->stage_seconds.With({"solve"})),
+      encode_seconds(metrics->stage_seconds.With({"encode"})),
+      next_incident_(absl::Uniform<uint64_t>(absl::BitGen())),
+      pool_(options.threads, /*allow_spinning=*/false) {
+  for (ProblemKind kind : {ProblemKind::kNormalization, ProblemKind::kDense, ProblemKind::kPointCloud}) {
+    SolvedMetrics* of_kind = &solved[static_cast<int>(kind)];
+    of_kind->iterations = metrics->iterations.With({KindName(kind)});
+    of_kind->marginal_error = metrics->marginal_error.With({KindName(kind)});
+    for (StopReason reason :
+         {StopReason::kTolerance, StopReason::kMaxIterations, StopReason::kPrecision, StopReason::kNotIterated}) {
+      of_kind->outcomes[static_cast<int>(reason)] = metrics->outcomes.With({KindName(kind), OutcomeName(reason)});
+    }
+  }
+}
+
+bool ServiceContext::TrySchedule(std::function<void()> work) {
+  // Below the capacity of each of the pool's queues: a full one would run the work on the calling thread.
+  if (pending_.fetch_add(1) >= std::min<int64_t>(options.max_pending_decodes, 1000)) {
+    pending_.fetch_sub(1);
+    return false;
+  }
+  pool_.Schedule([this, work = std::move(work)] {
+    pending_.fetch_sub(1);
+    work();
+  });
+  return true;
+}
+
+void ServiceContext::DeviceLost() {
+  if (device_lost_.exchange(true)) return;
+  if (options.on_device_lost) options.on_device_lost();
+}
+
+void ServiceContext::CallFinished(grpc::StatusCode code, absl::Duration duration) {
+  Histogram* seconds =
+      code == grpc::StatusCode::OK ? solve_ok_seconds : metrics->call_seconds.With({kSolveMethod, GrpcCodeName(code)});
+  seconds->Observe(absl::ToDoubleSeconds(duration));
+}
+
+Error ServiceContext::Incident(absl::string_view request_id, absl::string_view what) {
+  const std::string incident = absl::StrFormat("%016x", next_incident_.fetch_add(1));
+  Log(Severity::kError, "incident",
+      {{"incident", incident}, {"request_id", std::string(request_id)}, {"what", std::string(what)}});
+  return Internal(incident);
+}
+
+// ---- Names ----------------------------------------------------------------------------------------------------------
+
+const char* KindName(ProblemKind kind) {
+  switch (kind) {
+    case ProblemKind::kNormalization:
+      return "normalization";
+    case ProblemKind::kDense:
+      return "dense";
+    case ProblemKind::kPointCloud:
+      return "point_cloud";
+  }
+  return "";
+}
+
+const char* OutcomeName(StopReason reason) {
+  switch (reason) {
+    case StopReason::kTolerance:
+      return "TOLERANCE";
+    case StopReason::kMaxIterations:
+      return "MAX_ITERATIONS";
+    case StopReason::kPrecision:
+      return "PRECISION";
+    case StopReason::kNotIterated:
+      return "NOT_ITERATED";
+  }
+  return "";
+}
+
+const char* GrpcCodeName(grpc::StatusCode code) {
+  static const char* const kNames[] = {
+      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+      "DATA_LOSS", "UNAUTHENTICATED"};
+  return code >= 0 && code <= 16 ? kNames[code] : "UNKNOWN";
+}
+
+}  // namespace sinkhorn

@@ -1,0 +1,79 @@
+// What all calls of the service share: the parts it is made of, its state, its threads, its counters. Private to the
+// service.
+#ifndef SINKHORN_SERVER_SERVICE_CONTEXT_H_
+#define SINKHORN_SERVER_SERVICE_CONTEXT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unsupported/Eigen/CXX11/ThreadPool>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/metrics.h"
+#include "server/scheduler.h"
+#include "server/service.h"
+#include "server/status.h"
+
+namespace sinkhorn {
+
+constexpr char kSolveMethod[] = "sinkhorn.v1.SinkhornService/Solve";
+constexpr char kSolveStreamMethod[] = "sinkhorn.v1.SinkhornService/SolveStream";
+constexpr char kGetServerInfoMethod[] = "sinkhorn.v1.SinkhornService/GetServerInfo";
+
+// What a solved problem of one kind is counted by.
+struct SolvedMetrics {
+  Counter* outcomes[4];  // By StopReason.
+  Histogram* iterations;
+  Histogram* marginal_error;
+};
+
+class ServiceContext {
+ public:
+  ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options);
+
+  // Runs `work` on the pool. False: too much waits for it already, and `work` was not taken.
+  bool TrySchedule(std::function<void()> work);
+  // Reports that the device is lost: once.
+  void DeviceLost();
+  bool device_lost() const { return device_lost_.load(); }
+  // Counts a finished Solve call.
+  void CallFinished(grpc::StatusCode code, absl::Duration duration);
+  // Logs a bug of ours and makes the error that refers to it.
+  Error Incident(absl::string_view request_id, absl::string_view what);
+
+  Backend* const backend;
+  Scheduler* const scheduler;
+  Metrics* const metrics;
+  const ServiceOptions options;
+  const DeviceDescription device;
+  const absl::Time started = absl::Now();
+  std::atomic<ServiceState> state{ServiceState::kWarming};
+  std::atomic<int64_t> in_flight{0};
+  std::atomic<int64_t> arrivals{0};  // Requests so far, refused ones too.
+  Counter* const solve_started;
+  Histogram* const solve_ok_seconds;
+  Histogram* const decode_seconds;
+  Histogram* const queue_seconds;
+  Histogram* const solve_seconds;
+  Histogram* const encode_seconds;
+  SolvedMetrics solved[3];  // By ProblemKind.
+
+ private:
+  std::atomic<int64_t> pending_{0};
+  std::atomic<bool> device_lost_{false};
+  std::atomic<uint64_t> next_incident_;
+  Eigen::ThreadPool pool_;  // Last: its threads end before anything else goes.
+};
+
+// Labels of the metrics.
+const char* KindName(ProblemKind kind);
+const char* OutcomeName(StopReason reason);
+const char* GrpcCodeName(grpc::StatusCode code);  // "OK", "INVALID_ARGUMENT" and so on.
+
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_SERVER_SERVICE_CONTEXT_H_
