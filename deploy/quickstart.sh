@@ -2,7 +2,7 @@
 # From a fresh Debian 12 to a picture: installs what is missing, builds the server, starts it, sends it a real problem
 # (colour transfer between two photographs) from the Python client, and stops it.
 #
-#   deploy/quickstart.sh           about ten minutes the first time on two cores, half a minute later
+#   deploy/quickstart.sh           about ten minutes the first time on two cores, under a minute later
 #   deploy/quickstart.sh --keep    leaves the server running, and says how to reach it and how to stop it
 #
 # Everything it makes is in build/quickstart/, Bazel's cache apart. Needs root or sudo for missing Debian packages.
