@@ -39,6 +39,11 @@ void NormalizationTally::Merge(const NormalizationTally& other) {
   Add(other.worst, other.count);
 }
 
+int64_t StageBytes(const NormalizationSpec& spec) {
+  // Lines of a block of rows, as many as a vector of up to 64 bytes has lanes.
+  return 64 * ((std::max(spec.n, spec.m) + 15) / 16 * 16);
+}
+
 namespace {
 
 // ---- Cost model: seconds of one member on one AVX-512 core (measured; see NormalizationSeconds in work.h) ------------------
@@ -69,15 +74,24 @@ double MemberSeconds(const NormalizationSpec& spec) {
 // Forward by tiers until one holds it, then backward from P.
 class MemberRun {
  public:
-  MemberRun(const NormalizationSpec& spec, int64_t member) : spec_(spec), member_(member), tier_(FirstTier(spec)) {
+  // `memory`: FirstBytes(spec), or null to have its own.
+  MemberRun(const NormalizationSpec& spec, void* memory) : spec_(spec), first_memory_(memory) {
     if (spec.forward && spec.implicit) plan_.Allocate(spec.n * spec.m);
-    Make();
+  }
+  static int64_t FirstBytes(const NormalizationSpec& spec) {
+    return !spec.forward                         ? ImplicitBytes(spec)
+           : FirstTier(spec) == Tier::kFloat ? FloatForwardBytes(spec)
+                                                : DoubleForwardBytes(FirstTier(spec), spec);
+  }
+
+  void Begin(int64_t member, int64_t next) {
+    member_ = member;
+    next_ = next;
+    Enter(FirstTier(spec_), !spec_.forward);
   }
   int64_t blocks() const { return solver_->blocks(); }
   Convergence progress() const { return solver_->progress(); }
-  void RunBlock(int64_t block, Scratch* scratch) {
-    solver_->RunBlock(block, scratch->Get(static_cast<size_t>(solver_->stage_bytes())));
-  }
+  void RunBlock(int64_t block, void* stage) { solver_->RunBlock(block, stage); }
   // True: goes on.
   bool EndPass(NormalizationTally* tally) {
     if (solver_->EndPass()) return true;
@@ -85,33 +99,47 @@ class MemberRun {
     solver_->Report(&result);
     tally->Merge(result);
     if (!result.redo.empty()) {
-      tier_ = tier_ == Tier::kFloat ? Tier::kDouble : Tier::kDoubleLog;
+      Enter(tier_ == Tier::kFloat ? Tier::kDouble : Tier::kDoubleLog, false);
     } else if (spec_.forward && spec_.implicit && !backward_) {
-      backward_ = true;
+      Enter(tier_, true);
     } else {
       return false;
     }
-    Make();
     return true;
   }
 
  private:
+  void Enter(Tier tier, bool backward) {
+    if (solver_ == nullptr || tier != tier_ || backward != backward_) {
+      tier_ = tier;
+      backward_ = backward;
+      Make();
+    }
+    solver_->BeginMember(member_, next_);
+  }
+
   void Make() {
     solver_.reset();
-    const bool backward = backward_ || !spec_.forward;
-    const int64_t bytes = backward                 ? ImplicitBytes(spec_)
+    const bool first = tier_ == FirstTier(spec_) && backward_ == !spec_.forward;
+    const int64_t bytes = first                    ? FirstBytes(spec_)
+                          : backward_              ? ImplicitBytes(spec_)
                           : tier_ == Tier::kFloat ? FloatForwardBytes(spec_)
                                                    : DoubleForwardBytes(tier_, spec_);
-    if (memory_.size() < bytes) memory_.Allocate(bytes);
+    void* memory = first_memory_;
+    if (!first || memory == nullptr) {
+      if (memory_.size() < bytes) memory_.Allocate(bytes);
+      memory = memory_.data();
+    }
     double* plan = spec_.forward && spec_.implicit ? plan_.data() : nullptr;
-    solver_.reset(backward                 ? MakeImplicit(spec_, member_, memory_.data(), plan)
-                  : tier_ == Tier::kFloat ? MakeFloatForward(spec_, member_, memory_.data())
-                                           : MakeDoubleForward(tier_, spec_, member_, memory_.data(), plan));
+    solver_.reset(backward_                ? MakeImplicit(spec_, memory, plan)
+                  : tier_ == Tier::kFloat ? MakeFloatForward(spec_, memory)
+                                           : MakeDoubleForward(tier_, spec_, memory, plan));
   }
 
   const NormalizationSpec& spec_;
-  const int64_t member_;
-  Tier tier_;
+  void* const first_memory_;
+  int64_t member_ = 0, next_ = -1;
+  Tier tier_ = Tier::kFloat;
   bool backward_ = false;
   Buffer<char> memory_;
   Buffer<double> plan_;
@@ -161,15 +189,13 @@ class WholeMembersWork final : public NormalizationWork {
   }
   void RunChunk(int64_t chunk, Scratch* scratch) override {
     const int64_t first = chunk * per_chunk_, count = std::min(per_chunk_, problem_.count - first);
-    std::vector<int64_t> members(count);
-    std::iota(members.begin(), members.end(), first);
-    if (SolvedInLanes(spec_)) return SolveLanes(std::move(members), scratch, &tallies_[chunk]);
-    for (int64_t member : members) {
-      MemberRun run(spec_, member);
-      do {
-        for (int64_t b = 0; b < run.blocks(); ++b) run.RunBlock(b, scratch);
-      } while (run.EndPass(&tallies_[chunk]));
+    NormalizationTally tally;  // Apart from the other chunks' until the end.
+    if (SolvedInLanes(spec_)) {
+      SolveLanes(first, count, scratch, &tally);
+    } else {
+      SolveSingly(first, count, scratch, &tally);
     }
+    tallies_[chunk] = std::move(tally);
   }
   void EndPhase() override {
     for (const NormalizationTally& tally : tallies_) tally_.Merge(tally);
@@ -179,20 +205,34 @@ class WholeMembersWork final : public NormalizationWork {
  private:
   static constexpr double kChunkSeconds = 100e-6;
 
-  void SolveLanes(std::vector<int64_t> members, Scratch* scratch, NormalizationTally* total) const {
+  void SolveLanes(int64_t first, int64_t count, Scratch* scratch, NormalizationTally* total) const {
+    std::vector<int64_t> members(count);
+    std::iota(members.begin(), members.end(), first);
     Tier tier = FirstTier(spec_);
     while (!members.empty()) {
       NormalizationTally tally;
-      const int64_t count = static_cast<int64_t>(members.size());
+      const int64_t size = static_cast<int64_t>(members.size());
       if (tier == Tier::kFloat) {
-        FloatLanes(spec_, members.data(), count, scratch, &tally);
+        FloatLanes(spec_, members.data(), size, scratch, &tally);
         tier = Tier::kDouble;
       } else {
-        DoubleLanes(tier, spec_, members.data(), count, scratch, &tally);
+        DoubleLanes(tier, spec_, members.data(), size, scratch, &tally);
         tier = Tier::kDoubleLog;
       }
       total->Merge(tally);
       members = std::move(tally.redo);
+    }
+  }
+
+  void SolveSingly(int64_t first, int64_t count, Scratch* scratch, NormalizationTally* total) const {
+    const int64_t memory = MemberRun::FirstBytes(spec_);
+    char* block = static_cast<char*>(scratch->Get(static_cast<size_t>(memory + StageBytes(spec_))));
+    MemberRun run(spec_, block);
+    for (int64_t member = first; member < first + count; ++member) {
+      run.Begin(member, member + 1 < first + count ? member + 1 : -1);
+      do {
+        for (int64_t b = 0; b < run.blocks(); ++b) run.RunBlock(b, block + memory);
+      } while (run.EndPass(total));
     }
   }
 
@@ -221,7 +261,8 @@ class ResidentMembersWork final : public NormalizationWork {
   }
   void RunChunk(int64_t chunk, Scratch* scratch) override {
     const auto [run, block] = chunks_[chunk];
-    run->member.RunBlock(block, scratch);
+    void* stage = scratch->Get(static_cast<size_t>(StageBytes(spec_)));
+    run->member.RunBlock(block, stage);
     if (run->member.blocks() > 1) return;
     for (int64_t pass = 1; pass < passes_per_phase_; ++pass) {
       if (!(run->alive = run->member.EndPass(&run->tally))) return;
@@ -229,7 +270,7 @@ class ResidentMembersWork final : public NormalizationWork {
         run->between_passes = true;
         return;
       }
-      run->member.RunBlock(0, scratch);
+      run->member.RunBlock(0, stage);
     }
   }
   void EndPhase() override {
@@ -250,7 +291,7 @@ class ResidentMembersWork final : public NormalizationWork {
   static constexpr double kPhaseSeconds = 500e-6;
 
   struct Run {
-    Run(const NormalizationSpec& spec, int64_t member) : member(spec, member) {}
+    Run(const NormalizationSpec& spec, int64_t index) : member(spec, nullptr) { member.Begin(index, -1); }
     MemberRun member;
     NormalizationTally tally;
     bool alive = true;

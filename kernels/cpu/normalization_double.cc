@@ -40,28 +40,25 @@ void Lanes(Tier tier, const NormalizationSpec& spec, const int64_t* members, int
   });
 }
 
+MatrixTensor PlanTensor(const NormalizationSpec& spec, double* plan) {
+  return {DType::kFloat64, plan, spec.n, spec.m, false};
+}
 int64_t Bytes(Tier tier, const NormalizationSpec& spec) {
   return WithForward<RowLayout<double>>(tier, spec, [&](auto* solver) {
     return SolverBytes<std::remove_pointer_t<decltype(solver)>>(spec);
   });
 }
-MatrixSolver* Make(Tier tier, const NormalizationSpec& spec, int64_t member, void* memory, double* plan_copy) {
+MatrixSolver* Make(Tier tier, const NormalizationSpec& spec, void* memory, double* plan_copy) {
   return WithForward<RowLayout<double>>(tier, spec, [&](auto* type) -> MatrixSolver* {
     Arena arena(memory);
-    auto* solver = new std::remove_pointer_t<decltype(type)>(
-        spec, &arena, MatrixTensor{DType::kFloat64, plan_copy, spec.n, spec.m, false});
-    solver->Begin(&member, 1);
-    return solver;
+    return new std::remove_pointer_t<decltype(type)>(spec, &arena, PlanTensor(spec, plan_copy));
   });
 }
 
 int64_t ImplicitBytesOf(const NormalizationSpec& spec) { return SolverBytes<ImplicitSolver<RowLayout<double>>>(spec); }
-MatrixSolver* MakeImplicitOf(const NormalizationSpec& spec, int64_t member, void* memory, const double* plan) {
+MatrixSolver* MakeImplicitOf(const NormalizationSpec& spec, void* memory, const double* plan) {
   Arena arena(memory);
-  auto* solver = new ImplicitSolver<RowLayout<double>>(
-      spec, &arena, MatrixTensor{DType::kFloat64, const_cast<double*>(plan), spec.n, spec.m, false});
-  solver->Begin(&member, 1, nullptr);
-  return solver;
+  return new ImplicitSolver<RowLayout<double>>(spec, &arena, PlanTensor(spec, const_cast<double*>(plan)));  // Only read.
 }
 
 }  // namespace HWY_NAMESPACE
@@ -85,13 +82,12 @@ void DoubleLanes(Tier tier, const NormalizationSpec& spec, const int64_t* member
   HWY_DYNAMIC_DISPATCH(Lanes)(tier, spec, members, count, scratch, tally);
 }
 int64_t DoubleForwardBytes(Tier tier, const NormalizationSpec& spec) { return HWY_DYNAMIC_DISPATCH(Bytes)(tier, spec); }
-MatrixSolver* MakeDoubleForward(Tier tier, const NormalizationSpec& spec, int64_t member, void* memory,
-                                double* plan_copy) {
-  return HWY_DYNAMIC_DISPATCH(Make)(tier, spec, member, memory, plan_copy);
+MatrixSolver* MakeDoubleForward(Tier tier, const NormalizationSpec& spec, void* memory, double* plan_copy) {
+  return HWY_DYNAMIC_DISPATCH(Make)(tier, spec, memory, plan_copy);
 }
 int64_t ImplicitBytes(const NormalizationSpec& spec) { return HWY_DYNAMIC_DISPATCH(ImplicitBytesOf)(spec); }
-MatrixSolver* MakeImplicit(const NormalizationSpec& spec, int64_t member, void* memory, const double* plan) {
-  return HWY_DYNAMIC_DISPATCH(MakeImplicitOf)(spec, member, memory, plan);
+MatrixSolver* MakeImplicit(const NormalizationSpec& spec, void* memory, const double* plan) {
+  return HWY_DYNAMIC_DISPATCH(MakeImplicitOf)(spec, memory, plan);
 }
 
 }  // namespace normalization

@@ -36,7 +36,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
   using typename Base::T;
   using typename Base::V;
   static constexpr int64_t kLanes = Base::kLanes;
-  static constexpr bool kStopsOnFreeResidual = false;
+  static constexpr bool kExact = true;
 
   ExactSolver(const NormalizationSpec& spec, Arena* arena, const MatrixTensor& plan_copy)
       : Base(spec, arena, plan_copy),
@@ -68,10 +68,11 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
     const D d;
     const V floor = hn::Set(d, static_cast<T>(std::max<double>(this->spec_.recipe.logit_floor, std::numeric_limits<T>::lowest())));
     for (int64_t i = begin; i < end; ++i) {
-      T* row = this->matrix_ + i * this->layout_.stride();
+      const T* row = this->LogitsRow(i);
+      T* logarithms = this->matrix_ + i * this->layout_.stride();
       for (int64_t jv = 0; jv < this->layout_.vectors(); ++jv) {
-        const V x = hn::Load(d, row + jv * kLanes);
-        hn::Store(this->layout_.ReplacePads(jv, hn::Max(x, floor), x), d, row + jv * kLanes);
+        const V x = hn::LoadU(d, row + jv * kLanes);
+        hn::Store(this->layout_.ReplacePads(jv, hn::Max(x, floor), x), d, logarithms + jv * kLanes);
       }
     }
   }

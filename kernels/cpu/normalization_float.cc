@@ -25,11 +25,9 @@ void Lanes(const NormalizationSpec& spec, const int64_t* members, int64_t count,
   SolveForwardGroups<LinearSolver<LaneLayout<float>>>(spec, members, count, scratch, tally);
 }
 int64_t Bytes(const NormalizationSpec& spec) { return SolverBytes<LinearSolver<RowLayout<float>>>(spec); }
-MatrixSolver* Make(const NormalizationSpec& spec, int64_t member, void* memory) {
+MatrixSolver* Make(const NormalizationSpec& spec, void* memory) {
   Arena arena(memory);
-  auto* solver = new LinearSolver<RowLayout<float>>(spec, &arena, MatrixTensor());
-  solver->Begin(&member, 1);
-  return solver;
+  return new LinearSolver<RowLayout<float>>(spec, &arena, MatrixTensor());
 }
 
 }  // namespace HWY_NAMESPACE
@@ -51,8 +49,8 @@ void FloatLanes(const NormalizationSpec& spec, const int64_t* members, int64_t c
   HWY_DYNAMIC_DISPATCH(Lanes)(spec, members, count, scratch, tally);
 }
 int64_t FloatForwardBytes(const NormalizationSpec& spec) { return HWY_DYNAMIC_DISPATCH(Bytes)(spec); }
-MatrixSolver* MakeFloatForward(const NormalizationSpec& spec, int64_t member, void* memory) {
-  return HWY_DYNAMIC_DISPATCH(Make)(spec, member, memory);
+MatrixSolver* MakeFloatForward(const NormalizationSpec& spec, void* memory) {
+  return HWY_DYNAMIC_DISPATCH(Make)(spec, memory);
 }
 
 }  // namespace normalization

@@ -161,8 +161,9 @@ class ImplicitSolver final : public MatrixSolver {
     finite_ = true;
   }
 
+  void BeginMember(int64_t member, int64_t) override { Begin(&member, 1, nullptr); }
   int64_t blocks() const override { return blocks_; }
-  int64_t stage_bytes() const override {
+  int64_t stage_bytes() const {
     return Io::StageElements(layout_, block_rows_) * static_cast<int64_t>(sizeof(T));
   }
   void RunBlock(int64_t block, void* stage) override {

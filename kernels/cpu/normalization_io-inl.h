@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/normalization_layout-inl.h"
@@ -38,6 +39,29 @@ inline MatrixTensor OutputTensor(const OutputView& view, int64_t n, int64_t m) {
   return {view.dtype, view.data, n, m, false};
 }
 
+// The lines of some members' matrices, still to be fetched into the cache, an equal part of them at each of `times` calls.
+// Fetched at once they would fill the core's line buffers and stop it; not at all, the stores of a group wait for their
+// lines and the loads behind them for the stores.
+class Fetcher {
+ public:
+  Fetcher() = default;
+  Fetcher(const MatrixTensor& tensor, int64_t member, int64_t count, int64_t times) {
+    if (!tensor || count <= 0 || tensor.shared) return;
+    const int64_t size = static_cast<int64_t>(SizeOf(tensor.dtype));
+    next_ = static_cast<const char*>(tensor.data) + tensor.Offset(member) * size;
+    end_ = next_ + count * tensor.n * tensor.m * size;
+    step_ = RoundUp((end_ - next_) / std::max<int64_t>(times, 1), 64);
+  }
+  HWY_INLINE void Some() {
+    for (const char* stop = std::min(next_ + step_, end_); next_ < stop; next_ += 64) hwy::Prefetch(next_);
+  }
+
+ private:
+  const char* next_ = nullptr;
+  const char* end_ = nullptr;
+  int64_t step_ = 0;
+};
+
 template <class T>
 constexpr DType kDTypeOf = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
 
@@ -60,6 +84,9 @@ class LaneIo {
   static constexpr int64_t kLanes = Layout::kLanes;
 
   LaneIo(const Layout& layout, bool transposed) : layout_(layout), transposed_(transposed) {}
+
+  // Lanes are never a tensor's own memory.
+  T* Direct(const MatrixTensor&, bool, const Group<kLanes>&) const { return nullptr; }
 
   static int64_t StageElements(const Layout& layout, int64_t /*block_rows*/) {
     return kLanes * RoundUp(layout.rows() * layout.cols() + kLanes, kLanes);
@@ -196,6 +223,13 @@ class RowIo {
   static constexpr int64_t kLanes = Layout::kLanes;
 
   RowIo(const Layout& layout, bool transposed) : layout_(layout), transposed_(transposed) {}
+
+  // The member's matrix itself where kernels can work on it: rows of whole vectors of their type, of any alignment.
+  T* Direct(const MatrixTensor& tensor, bool with_border, const Group<1>& group) const {
+    const bool same = tensor && tensor.dtype == kDTypeOf<T> && !with_border && !transposed_ && group.store[0] &&
+                      layout_.cols() == layout_.stride();
+    return same ? static_cast<T*>(tensor.data) + tensor.Offset(group.member[0]) : nullptr;
+  }
 
   static int64_t StageElements(const Layout&, int64_t block_rows) { return kLanes * RoundUp(block_rows, kLanes); }
 

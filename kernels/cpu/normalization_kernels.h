@@ -41,8 +41,10 @@ struct NormalizationTally {
 class MatrixSolver {
  public:
   virtual ~MatrixSolver() = default;
+  // Begins with a member. `next` comes after it (-1: unknown): its inputs are fetched in time.
+  virtual void BeginMember(int64_t member, int64_t next) = 0;
   virtual int64_t blocks() const = 0;
-  virtual int64_t stage_bytes() const = 0;  // Memory that each running block needs to itself.
+  // `stage`: StageBytes(spec) that no other running block uses.
   virtual void RunBlock(int64_t block, void* stage) = 0;
   // All blocks of the pass have run. True: another pass follows.
   virtual bool EndPass() = 0;
@@ -57,17 +59,19 @@ void FloatLanes(const NormalizationSpec& spec, const int64_t* members, int64_t c
 void DoubleLanes(Tier tier, const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
                  NormalizationTally* tally);
 
-// ---- One matrix ---------------------------------------------------------------------------------------------------------------
-// Its forward pass, with the unrolled backward pass if the spec has one. `memory`: of the stated size, 128-byte aligned,
-// alive as long as the solver; so is the spec. With `plan_copy` [n, m] P is written there too.
+// ---- One matrix: solvers that have yet to begin with a member -------------------------------------------------------------
+// Enough for a block of any of them.
+int64_t StageBytes(const NormalizationSpec& spec);
+
+// Forward, with the unrolled backward pass if the spec has one. `memory`: of the stated size, 128-byte aligned, alive as
+// long as the solver; so is the spec. With `plan_copy` [n, m] P is written there too.
 int64_t FloatForwardBytes(const NormalizationSpec& spec);
-MatrixSolver* MakeFloatForward(const NormalizationSpec& spec, int64_t member, void* memory);
+MatrixSolver* MakeFloatForward(const NormalizationSpec& spec, void* memory);
 int64_t DoubleForwardBytes(Tier tier, const NormalizationSpec& spec);
-MatrixSolver* MakeDoubleForward(Tier tier, const NormalizationSpec& spec, int64_t member, void* memory,
-                                double* plan_copy);
-// Its implicit backward pass, from `plan` [n, m] or, where that is null, from the problem's own.
+MatrixSolver* MakeDoubleForward(Tier tier, const NormalizationSpec& spec, void* memory, double* plan_copy);
+// The implicit backward pass, from `plan` [n, m] or, where that is null, from the problem's own.
 int64_t ImplicitBytes(const NormalizationSpec& spec);
-MatrixSolver* MakeImplicit(const NormalizationSpec& spec, int64_t member, void* memory, const double* plan);
+MatrixSolver* MakeImplicit(const NormalizationSpec& spec, void* memory, const double* plan);
 
 }  // namespace normalization
 }  // namespace cpu

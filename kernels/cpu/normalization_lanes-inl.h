@@ -50,7 +50,13 @@ void SolveForwardGroups(const NormalizationSpec& spec, const int64_t* members, i
   Solver solver(spec, &arena, {});
   void* stage = arena.Take<char>(stage_bytes);
   for (int64_t first = 0; first < count; first += Solver::kMembers) {
-    solver.Begin(members + first, std::min(Solver::kMembers, count - first));
+    const int64_t size = std::min(Solver::kMembers, count - first);
+    solver.Begin(members + first, size);
+    if (members[first + size - 1] - members[first] == size - 1) {  // In order, as nearly always.
+      solver.Fetch(members[first], size, members[first] + size, std::min(Solver::kMembers, count - first - size));
+    } else {
+      solver.Fetch(0, 0, 0, 0);
+    }
     RunToEnd(&solver, stage);
     solver.Report(tally);
   }

@@ -253,13 +253,15 @@ class RowLayout {
 #else
   static constexpr int kGroup = 16 / sizeof(T);  // Rows that a 128-bit block holds.
 #endif
-  // R rows of the functor's turn: values repeat every R lanes.
+  // R rows of the functor's turn: values repeat every R lanes. R: 1, kGroup or kLanes.
   template <int R>
   struct Row {
     int64_t i;
     V Load(const T* x) const {
       if constexpr (R == 1) {
         return hn::Set(D(), x[i]);
+      } else if constexpr (R == kLanes) {
+        return hn::LoadU(D(), x + i);
       } else {
         return hn::LoadDup128(D(), x + i);
       }
@@ -267,6 +269,8 @@ class RowLayout {
     void Store(V value, T* x) const {
       if constexpr (R == 1) {
         x[i] = hn::GetLane(value);
+      } else if constexpr (R == kLanes) {
+        hn::StoreU(value, D(), x + i);
       } else {
         StoreLowerBlock(D(), value, x + i);
       }
@@ -276,6 +280,14 @@ class RowLayout {
   // As LaneLayout's. The functor may be given several rows at once: it works on each lane alike.
   template <class F>
   HWY_INLINE void Sweep(const T* matrix, int64_t begin, int64_t end, const T* y, T* acc, F f) const {
+    switch (vectors_) {
+      case 1:
+        return SweepNarrow<1>(matrix, begin, end, y, acc, f);
+      case 2:
+        return SweepNarrow<2>(matrix, begin, end, y, acc, f);
+      case 4:
+        return SweepNarrow<4>(matrix, begin, end, y, acc, f);
+    }
     const D d;
     for (int64_t jv = 0; jv < vectors_; ++jv) hn::Store(hn::Zero(d), d, acc + jv * kLanes);
     int64_t i = begin;
@@ -286,11 +298,14 @@ class RowLayout {
   }
 
  private:
-  // Sums over the lanes of kGroup vectors: lane k of each block is the sum of s[k].
-  HWY_INLINE static V ReduceGroup(const V* s) {
 #if HWY_TARGET == HWY_SCALAR
+  template <int R>
+  HWY_INLINE static V SumRows(V* s) {
     return s[0];
+  }
 #else
+  // Within each block: lane k is the sum over the block of s[k].
+  HWY_INLINE static V SumWithinBlocks(const V* s) {
     const D d;
     V sum = hn::Add(hn::InterleaveLower(d, s[0], s[1]), hn::InterleaveUpper(d, s[0], s[1]));
     if constexpr (kGroup == 4) {
@@ -299,10 +314,49 @@ class RowLayout {
       const auto a = hn::BitCast(d64, sum), b = hn::BitCast(d64, other);
       sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), hn::BitCast(d, hn::InterleaveUpper(d64, a, b)));
     }
-    if constexpr (kLanes > kGroup) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
-    if constexpr (kLanes > 2 * kGroup) sum = hn::Add(sum, hn::ConcatLowerUpper(d, sum, sum));
     return sum;
+  }
+  // The sums over the lanes of R vectors, repeated every R lanes. R: kGroup or kLanes.
+  template <int R>
+  HWY_INLINE static V SumRows(const V* s) {
+    const D d;
+    if constexpr (R == kGroup) {
+      V sum = SumWithinBlocks(s);
+      if constexpr (kLanes > kGroup) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
+      if constexpr (kLanes > 2 * kGroup) sum = hn::Add(sum, hn::ConcatLowerUpper(d, sum, sum));
+      return sum;
+    } else if constexpr (R == 2 * kGroup) {
+      const V a = SumWithinBlocks(s), b = SumWithinBlocks(s + kGroup);
+      return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+    } else {
+      static_assert(R == 4 * kGroup, "vectors of 128 to 512 bits");
+      const V a = SumPair(SumWithinBlocks(s), SumWithinBlocks(s + kGroup));
+      const V b = SumPair(SumWithinBlocks(s + 2 * kGroup), SumWithinBlocks(s + 3 * kGroup));
+      return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+    }
+  }
+  // Blocks a0 a1 a2 a3 and b0 b1 b2 b3 -> a0 + a1, b0 + b1, a2 + a3, b2 + b3.
+  HWY_INLINE static V SumPair(V a, V b) {
+    return hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
+  }
 #endif
+
+  // The functor's results w for R rows from i, each in all lanes, from the rows' partial sums s.
+  template <int R, class F>
+  HWY_INLINE static void Turn(int64_t i, const V* s, V* w, F f) {
+    if constexpr (R == 1) {
+      w[0] = f(Row<1>{i}, hn::SumOfLanes(D(), s[0]));
+    } else {
+      SINKHORN_UNROLLED for (int r = 0; r < R; r += kGroup) {
+        const V group = f(Row<kGroup>{i + r}, SumRows<kGroup>(s + r));
+        w[r] = hn::Broadcast<0>(group);
+        w[r + 1] = hn::Broadcast<1>(group);
+        if constexpr (kGroup == 4) {
+          w[r + 2] = hn::Broadcast<2>(group);
+          w[r + 3] = hn::Broadcast<3>(group);
+        }
+      }
+    }
   }
 
   template <int R, class F>
@@ -318,23 +372,70 @@ class RowLayout {
       const V yj = hn::Load(d, y + j);
       SINKHORN_UNROLLED for (int r = 0; r < R; ++r) s[r] = hn::MulAdd(hn::Load(d, row[r] + j), yj, s[r]);
     }
-    if constexpr (R == 1) {
-      w[0] = f(Row<1>{i}, hn::SumOfLanes(d, s[0]));
-    } else {
-      SINKHORN_UNROLLED for (int r = 0; r < R; r += kGroup) {
-        const V group = f(Row<kGroup>{i + r}, ReduceGroup(s + r));
-        w[r] = hn::Broadcast<0>(group);
-        w[r + 1] = hn::Broadcast<1>(group);
-        if constexpr (kGroup == 4) {
-          w[r + 2] = hn::Broadcast<2>(group);
-          w[r + 3] = hn::Broadcast<3>(group);
-        }
-      }
-    }
+    Turn<R>(i, s, w, f);
     for (int64_t j = 0; j < stride(); j += kLanes) {
       V sum = hn::Load(d, acc + j);
       SINKHORN_UNROLLED for (int r = 0; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j), w[r], sum);
       hn::Store(sum, d, acc + j);
+    }
+  }
+
+  // Rows of C vectors: y and acc stay in registers.
+  template <int C, class F>
+  HWY_INLINE void SweepNarrow(const T* matrix, int64_t begin, int64_t end, const T* y_in, T* acc_out, F f) const {
+    const D d;
+    V y[C], acc[C];
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+      y[c] = hn::Load(d, y_in + c * kLanes);
+      acc[c] = hn::Zero(d);
+    }
+    int64_t i = begin;
+    if constexpr (kGroup > 1) {
+      for (; i + kLanes <= end; i += kLanes) ManyNarrowRows<C>(matrix, i, y, acc, f);
+      for (; i + 4 <= end; i += 4) NarrowRows<4, C>(matrix, i, y, acc, f);
+    }
+    for (; i < end; ++i) NarrowRows<1, C>(matrix, i, y, acc, f);
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) hn::Store(acc[c], d, acc_out + c * kLanes);
+  }
+  template <int R, int C, class F>
+  HWY_INLINE static void NarrowRows(const T* matrix, int64_t i, const V* y, V* acc, F f) {
+    const D d;
+    const T* HWY_RESTRICT rows = matrix + i * C * kLanes;
+    V s[R], w[R];
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      s[r] = hn::Mul(hn::Load(d, rows + r * C * kLanes), y[0]);
+      SINKHORN_UNROLLED for (int c = 1; c < C; ++c) {
+        s[r] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), y[c], s[r]);
+      }
+    }
+    Turn<R>(i, s, w, f);
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        acc[c] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), w[r], acc[c]);
+      }
+    }
+  }
+
+  // As many rows as lanes, so that their sums fill a vector; the results reach their rows through memory.
+  template <int C, class F>
+  HWY_INLINE static void ManyNarrowRows(const T* matrix, int64_t i, const V* y, V* acc, F f) {
+    const D d;
+    constexpr int kRows = static_cast<int>(kLanes);
+    const T* HWY_RESTRICT rows = matrix + i * C * kLanes;
+    V s[kRows];
+    SINKHORN_UNROLLED for (int r = 0; r < kRows; ++r) {
+      s[r] = hn::Mul(hn::Load(d, rows + r * C * kLanes), y[0]);
+      SINKHORN_UNROLLED for (int c = 1; c < C; ++c) {
+        s[r] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), y[c], s[r]);
+      }
+    }
+    HWY_ALIGN T w[kRows];
+    hn::Store(f(Row<kRows>{i}, SumRows<kRows>(s)), d, w);
+    SINKHORN_UNROLLED for (int r = 0; r < kRows; ++r) {
+      const V one = hn::Set(d, w[r]);
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        acc[c] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), one, acc[c]);
+      }
     }
   }
 

@@ -64,7 +64,7 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   using typename Base::V;
   using Base::Base;
   static constexpr int64_t kLanes = Base::kLanes;
-  static constexpr bool kStopsOnFreeResidual = true;
+  static constexpr bool kExact = false;
 
  private:
   static constexpr double kRange = sizeof(T) == 4 ? 60 : 600;    // nats
@@ -86,62 +86,91 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   V ColGuard() const { return hn::Load(D(), this->marginals_.col_guard.value); }
   V Inverse(V guard) const { return hn::Div(hn::Set(D(), T(1)), guard); }
 
-  // ---- Start: matrix_ holds logits, and after it K ------------------------------------------------------------------------
+  // ---- Start: from logits to K ------------------------------------------------------------------------
   void StartRows(int64_t begin, int64_t end, Scalar* scalars) {
     const D d;
     const Layout& layout = this->layout_;
     const Recipe& recipe = this->spec_.recipe;
     const V floor = hn::Set(d, static_cast<T>(std::max<double>(recipe.logit_floor, std::numeric_limits<T>::lowest())));
     const V huge = hn::Set(d, std::numeric_limits<T>::max());
+    V widest = hn::Zero(d);
     V smallest = hn::Set(d, T(1)), lowest_row = huge, lowest_logit = huge;
     for (int64_t i = begin; i < end; ++i) {
-      T* row = this->matrix_ + i * layout.stride();
-      V max = floor;
+      const T* row = this->LogitsRow(i);
+      V max = floor, min = huge;
       for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
-        const V x = hn::Load(d, row + jv * kLanes);
+        const V x = hn::LoadU(d, row + jv * kLanes);
         max = hn::Max(max, x);
-        lowest_logit = hn::Min(lowest_logit, layout.ReplacePads(jv, x, huge));
+        min = hn::Min(min, layout.ReplacePads(jv, x, huge));
       }
       max = layout.ReduceMax(max);
       lowest_row = hn::Min(lowest_row, max);
+      lowest_logit = hn::Min(lowest_logit, min);
       if (this->spec_.softmax()) {
         smallest = hn::Min(smallest, SoftmaxRow(i, max, floor, row));
+      } else if (recipe.offset > 0) {
+        smallest = hn::Min(smallest, OffsetRow(i, max, floor, row));
       } else {
-        smallest = hn::Min(smallest, ExpRow(i, max, floor, row));
+        widest = hn::Max(widest, hn::Sub(max, hn::Max(min, floor)));
+        ExpRow(i, max, floor, row);
       }
     }
+    smallest = hn::Min(smallest, Exp(d, hn::Neg(widest)));
     hn::Store(layout.ReduceMin(smallest), d, scalars[Base::kSmallest].value);
     hn::Store(lowest_row, d, scalars[Base::kLowestRow].value);
     hn::Store(layout.ReduceMin(lowest_logit), d, scalars[Base::kLowestLogit].value);
   }
 
-  // K = (exp(W) + offset) exp(-top). Returns the row's smallest entry.
-  V ExpRow(int64_t i, V max, V floor, T* row) {
+  // K = exp(W - max). Rows that are too wide come out as anything and are handed on.
+  void ExpRow(int64_t i, V max, V floor, const T* row) {
     const D d;
     const Layout& layout = this->layout_;
-    const double offset = this->spec_.recipe.offset;
-    const V top = offset > 0 ? hn::Max(max, hn::Set(d, static_cast<T>(std::log(offset)))) : max;
-    const V added = offset > 0 ? Exp(d, hn::Sub(hn::Set(d, static_cast<T>(std::log(offset))), top)) : hn::Zero(d);
-    V smallest = hn::Set(d, T(1));
+    T* k = this->matrix_ + i * layout.stride();
     for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
-      const V e = ExpBounded(d, hn::Sub(hn::Max(hn::Load(d, row + jv * kLanes), floor), top));
-      smallest = hn::Min(smallest, PutEntry(i, jv, e, hn::Add(e, added), row));
+      const V x = hn::Sub(hn::Max(hn::LoadU(d, row + jv * kLanes), floor), max);
+      V e;
+      if constexpr (sizeof(T) == 4) {
+        e = ExpInRange(d, x);
+      } else {
+        e = ExpBounded(d, x);
+      }
+      hn::Store(layout.KeepColumns(jv, e), d, k + jv * kLanes);
     }
-    const V start = this->spec_.recipe.guard == Guard::kNone
-                        ? hn::Set(d, T(1))  // Not used: the first step replaces it.
-                        : hn::Mul(Exp(d, hn::Min(top, hn::Set(d, T(kRange)))), hn::Load(d, this->marginals_.col_scale.value));
-    layout.StoreRow(start, this->U(0), i);
+    PutStart(i, max);
+  }
+  // The row's u before the first step; without a guard any will do.
+  void PutStart(int64_t i, V top) {
+    const D d;
+    V start = hn::Set(d, T(1));
+    if (this->spec_.recipe.guard != Guard::kNone) {
+      start = hn::Mul(Exp(d, hn::Min(top, hn::Set(d, T(kRange)))), hn::Load(d, this->marginals_.col_scale.value));
+    }
+    this->layout_.StoreRow(start, this->U(0), i);
+  }
+
+  // K = (exp(W) + offset) exp(-top). Returns the row's smallest entry.
+  V OffsetRow(int64_t i, V max, V floor, const T* row) {
+    const D d;
+    const V log_offset = hn::Set(d, static_cast<T>(std::log(this->spec_.recipe.offset)));
+    const V top = hn::Max(max, log_offset), added = Exp(d, hn::Sub(log_offset, top));
+    V smallest = hn::Set(d, T(1));
+    for (int64_t jv = 0; jv < this->layout_.vectors(); ++jv) {
+      const V e = ExpBounded(d, hn::Sub(hn::Max(hn::LoadU(d, row + jv * kLanes), floor), top));
+      smallest = hn::Min(smallest, PutEntry(i, jv, e, hn::Add(e, added)));
+    }
+    PutStart(i, top);
     return smallest;
   }
 
   // K = r softmax(W) + offset.
-  V SoftmaxRow(int64_t i, V max, V floor, T* row) {
+  V SoftmaxRow(int64_t i, V max, V floor, const T* row) {
     const D d;
     const Layout& layout = this->layout_;
+    T* k = this->matrix_ + i * layout.stride();
     V sum = hn::Zero(d);
     for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
-      const V e = ExpBounded(d, hn::Sub(hn::Max(hn::Load(d, row + jv * kLanes), floor), max));
-      hn::Store(e, d, row + jv * kLanes);
+      const V e = ExpBounded(d, hn::Sub(hn::Max(hn::LoadU(d, row + jv * kLanes), floor), max));
+      hn::Store(e, d, k + jv * kLanes);
       sum = hn::Add(sum, layout.KeepColumns(jv, e));
     }
     const V marginal = hn::Mul(layout.LoadRow(this->marginals_.row, i), hn::Load(d, this->marginals_.row_unscale.value));
@@ -149,20 +178,19 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     const V offset = hn::Set(d, static_cast<T>(this->spec_.recipe.offset));
     V smallest = hn::Set(d, T(1));
     for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
-      const V e = hn::Mul(hn::Load(d, row + jv * kLanes), scale);
-      smallest = hn::Min(smallest, PutEntry(i, jv, e, hn::Add(e, offset), row));
+      const V e = hn::Mul(hn::Load(d, k + jv * kLanes), scale);
+      smallest = hn::Min(smallest, PutEntry(i, jv, e, hn::Add(e, offset)));
     }
     layout.StoreRow(hn::Load(d, this->marginals_.row_scale.value), this->U(0), i);
     return smallest;
   }
 
-  V PutEntry(int64_t i, int64_t jv, V e, V entry, T* row) {
+  V PutEntry(int64_t i, int64_t jv, V e, V entry) {
     const D d;
     const Layout& layout = this->layout_;
-    hn::Store(layout.KeepColumns(jv, entry), d, row + jv * kLanes);
-    if (this->factor_ != nullptr) {
-      hn::Store(layout.KeepColumns(jv, hn::Div(e, entry)), d, this->factor_ + i * layout.stride() + jv * kLanes);
-    }
+    const int64_t at = i * layout.stride() + jv * kLanes;
+    hn::Store(layout.KeepColumns(jv, entry), d, this->matrix_ + at);
+    if (this->factor_ != nullptr) hn::Store(layout.KeepColumns(jv, hn::Div(e, entry)), d, this->factor_ + at);
     return layout.ReplacePads(jv, entry, hn::Set(d, T(1)));
   }
 
@@ -270,10 +298,11 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     for (int64_t i = begin; i < end; ++i) {
       const int64_t at = i * layout.stride();
       const V u = hn::Mul(layout.LoadRow(this->U(this->t_), i), unscale);
+      T* plan = this->PlanRow(i);
       V row_sum = hn::Zero(d), row_bar = hn::Zero(d);
       for (int64_t k = 0; k < layout.stride(); k += kLanes) {
         const V p = hn::Mul(hn::Mul(hn::Load(d, this->matrix_ + at + k), u), hn::Load(d, v + k));
-        hn::Store(p, d, this->plan_ + at + k);
+        hn::StoreU(p, d, plan + k);
         row_sum = hn::Add(row_sum, p);
         hn::Store(hn::Add(hn::Load(d, col_sums + k), p), d, col_sums + k);
         if (!backward) continue;

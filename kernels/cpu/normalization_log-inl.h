@@ -37,12 +37,12 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
   using typename Base::V;
   using Base::Base;
   static constexpr int64_t kLanes = Base::kLanes;
-  static constexpr bool kStopsOnFreeResidual = true;
+  static constexpr bool kExact = false;
 
  private:
   V LogGuard() const { return hn::Load(D(), this->marginals_.row_guard.value); }
 
-  // ---- Start: matrix_ holds logits, and after it A -------------------------------------------------------------------------
+  // ---- Start: from logits to A -------------------------------------------------------------------------
   void StartRows(int64_t begin, int64_t end, Scalar*) {
     const D d;
     const Layout& layout = this->layout_;
@@ -51,17 +51,18 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     const V floor = hn::Set(d, static_cast<T>(std::max<double>(recipe.logit_floor, std::numeric_limits<T>::lowest())));
     const V log_offset = hn::Set(d, static_cast<T>(std::log(recipe.offset)));
     for (int64_t i = begin; i < end; ++i) {
-      T* row = this->matrix_ + i * layout.stride();
+      const T* row = this->LogitsRow(i);
+      T* logarithms = this->matrix_ + i * layout.stride();
       V shift = hn::Zero(d);
       if (this->spec_.softmax()) {
         const V zero = hn::Zero(d);
         shift = hn::Sub(layout.LoadRow(this->marginals_.row_log, i), RowLogSum(row, [&](int64_t) { return zero; }, floor));
       }
       for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
-        const V x = hn::Load(d, row + jv * kLanes);
+        const V x = hn::LoadU(d, row + jv * kLanes);
         const V start = hn::Add(hn::Max(x, floor), shift);
         const V a = recipe.offset > 0 ? LogAddExp(d, start, log_offset) : start;
-        hn::Store(layout.ReplacePads(jv, a, lowest), d, row + jv * kLanes);
+        hn::Store(layout.ReplacePads(jv, a, lowest), d, logarithms + jv * kLanes);
         if (this->factor_ == nullptr) continue;
         const V factor = hn::IfThenElseZero(hn::Gt(x, floor), Exp(d, hn::Sub(start, a)));
         hn::Store(layout.KeepColumns(jv, factor), d, this->factor_ + i * layout.stride() + jv * kLanes);
@@ -81,7 +82,7 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     const V lowest = hn::Set(d, std::numeric_limits<T>::lowest());
     V max = lowest;
     const auto entry = [&](int64_t jv) HWY_ATTR {
-      return layout.ReplacePads(jv, hn::Add(hn::Max(hn::Load(d, row + jv * kLanes), floor), added(jv)), lowest);
+      return layout.ReplacePads(jv, hn::Add(hn::Max(hn::LoadU(d, row + jv * kLanes), floor), added(jv)), lowest);
     };
     for (int64_t jv = 0; jv < layout.vectors(); ++jv) max = hn::Max(max, entry(jv));
     max = layout.ReduceMax(max);
@@ -202,10 +203,11 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t at = i * layout.stride();
       const V phi = layout.LoadRow(this->U(this->t_), i);
+      T* plan = this->PlanRow(i);
       V row_sum = hn::Zero(d), row_bar = hn::Zero(d);
       for (int64_t k = 0; k < layout.stride(); k += kLanes) {
         const V p = Exp(d, hn::Add(hn::Add(hn::Load(d, this->matrix_ + at + k), phi), hn::Load(d, gamma + k)));
-        hn::Store(p, d, this->plan_ + at + k);
+        hn::StoreU(p, d, plan + k);
         row_sum = hn::Add(row_sum, p);
         hn::Store(hn::Add(hn::Load(d, col_sums + k), p), d, col_sums + k);
         if (!backward) continue;

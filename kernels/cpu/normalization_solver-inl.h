@@ -97,6 +97,11 @@ class ForwardSolver : public MatrixSolver {
       std::fill(row_sum_, row_sum_ + layout_.row_elements(), T(0));
       std::fill(u_, u_ + (spec_.unrolled ? spec_.iterations + 1 : 2) * layout_.row_elements(), T(0));
     }
+    direct_logits_ = io_.Direct(Logits(), spec_.dustbin, group_);
+    direct_plan_ = nullptr;
+    if (!Derived::kExact && !plan_copy_) {  // EXACT works on P.
+      direct_plan_ = io_.Direct(OutputTensor(outputs().plan, spec_.n, spec_.m), false, group_);
+    }
     stopped_.Fill(0);
     tally_.redo.clear();
     tally_.count = 0;
@@ -106,10 +111,21 @@ class ForwardSolver : public MatrixSolver {
     pass_ = Pass::kStart;
   }
 
-  int64_t blocks() const final { return blocks_; }
-  int64_t stage_bytes() const final {
-    return Io::StageElements(layout_, block_rows_) * static_cast<int64_t>(sizeof(T));
+  // The groups of a chunk in order: fetches this one's outputs and the next one's inputs as the iterations go on.
+  void Fetch(int64_t first, int64_t count, int64_t next, int64_t next_count) {
+    const int64_t n = spec_.problem.n, m = spec_.problem.m, times = spec_.iterations;
+    fetchers_[0] = Fetcher(OutputTensor(outputs().plan, spec_.n, spec_.m), first, count, times);
+    fetchers_[1] = Fetcher(Logits(), next, next_count, times);
+    fetchers_[2] = Fetcher(InputTensor(inputs().cotangent, spec_.n, spec_.m), first, spec_.unrolled ? count : 0, times);
+    fetchers_[3] = Fetcher(OutputTensor(outputs().gradient_logits, n, m), first, count, times);
   }
+  void BeginMember(int64_t member, int64_t next) final {
+    Begin(&member, 1);
+    if (blocks_ == 1) Fetch(member, 1, next, next < 0 ? 0 : 1);
+  }
+
+  int64_t blocks() const final { return blocks_; }
+  int64_t stage_bytes() const { return Io::StageElements(layout_, block_rows_) * static_cast<int64_t>(sizeof(T)); }
   const Group<kMembers>& group() const { return group_; }
 
   void RunBlock(int64_t block, void* stage) final {
@@ -117,10 +133,12 @@ class ForwardSolver : public MatrixSolver {
     T* typed_stage = static_cast<T*>(stage);
     switch (pass_) {
       case Pass::kStart:
-        io_.Load(InputTensor(inputs().logits, spec_.problem.n, spec_.problem.m), spec_.dustbin, group_, begin, end,
-                 std::numeric_limits<T>::lowest(), typed_stage, matrix_);
+        if (direct_logits_ == nullptr) {
+          io_.Load(Logits(), spec_.dustbin, group_, begin, end, std::numeric_limits<T>::lowest(), typed_stage, matrix_);
+        }
         return derived().StartRows(begin, end, BlockScalars(block));
       case Pass::kIterate:
+        for (int f = 0; f < 3; ++f) fetchers_[f].Some();
         return derived().IterateRows(block, begin, end);
       case Pass::kColumns:
         return derived().ColumnRows(block, begin, end);
@@ -131,6 +149,7 @@ class ForwardSolver : public MatrixSolver {
         derived().FinalRows(block, begin, end);
         return StorePlan(begin, end, typed_stage);
       case Pass::kReverse:
+        fetchers_[3].Some();
         return derived().ReverseRows(block, begin, end);
       case Pass::kGradient:
         derived().GradientRows(begin, end);
@@ -191,6 +210,12 @@ class ForwardSolver : public MatrixSolver {
   Derived& derived() { return static_cast<Derived&>(*this); }
   const NormalizationInputs& inputs() const { return spec_.problem.normalization; }
   const Outputs& outputs() const { return spec_.problem.outputs; }
+  MatrixTensor Logits() const { return InputTensor(inputs().logits, spec_.problem.n, spec_.problem.m); }
+  // Where row i's logits are and its P goes: unaligned.
+  const T* LogitsRow(int64_t i) const {
+    return (direct_logits_ != nullptr ? direct_logits_ : matrix_) + i * layout_.stride();
+  }
+  T* PlanRow(int64_t i) const { return (direct_plan_ != nullptr ? direct_plan_ : plan_) + i * layout_.stride(); }
 
   // State of iteration t, 0 before the first. Only the backward pass needs more than the last two.
   T* U(int32_t t) const { return u_ + (spec_.unrolled ? t : t & 1) * layout_.row_elements(); }
@@ -246,6 +271,8 @@ class ForwardSolver : public MatrixSolver {
   int32_t last_ = 0;
   Scalar stopped_;  // 0: goes on; else the iteration whose result stands.
 
+  const T* direct_logits_ = nullptr;  // The tensors themselves; null: they pass through matrix_ and plan_.
+  T* direct_plan_ = nullptr;
   T* matrix_ = nullptr;     // K, or its logarithm
   T* plan_ = nullptr;
   T* cotangent_ = nullptr;  // dL/dP; then bar K as it develops; then the gradient
@@ -327,13 +354,13 @@ class ForwardSolver : public MatrixSolver {
       return hn::NegMulAdd(hn::Load(d, marginals_.col + k), col_unscale, hn::Load(d, Accumulator(0) + k));
     });
     const auto bad = hn::Not(hn::Lt(hn::Add(rows, cols), hn::Set(d, std::numeric_limits<T>::max())));
-    if (Derived::kStopsOnFreeResidual && stops_early()) {  // The errors that stopped it: the sums of P differ from them by rounding.
+    if (!Derived::kExact && stops_early()) {  // The errors that stopped it: the sums of P differ from them by rounding.
       const auto stopped = hn::Ne(hn::Load(d, stopped_.value), hn::Zero(d));
       rows = hn::IfThenElse(stopped, hn::Load(d, row_error_.value), rows);
       cols = hn::IfThenElse(stopped, hn::Load(d, stopped_col_error_.value), cols);
     }
     if (!hn::AllFalse(d, bad)) Fail(bad);
-    if (Derived::kStopsOnFreeResidual && !stops_early() && outputs().convergence == nullptr) {
+    if (!Derived::kExact && !stops_early() && outputs().convergence == nullptr) {
       TallyTogether(rows, cols);
     } else {
       hn::Store(rows, d, row_error_.value);
@@ -412,6 +439,7 @@ class ForwardSolver : public MatrixSolver {
   }
 
   void StorePlan(int64_t begin, int64_t end, T* stage) const {
+    if (direct_plan_ != nullptr) return;
     if (outputs().plan) {
       io_.Store(plan_, group_, false, begin, end, stage, OutputTensor(outputs().plan, spec_.n, spec_.m));
     }
@@ -471,6 +499,7 @@ class ForwardSolver : public MatrixSolver {
     }
   }
 
+  Fetcher fetchers_[4];  // P, the next logits, the cotangent, the gradient; none where blocks run concurrently.
   NormalizationTally tally_;
   Scalar row_error_, stopped_col_error_;
   bool begun_ = false;

@@ -16,11 +16,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/normalization_io-inl.h"
 #include "kernels/cpu/normalization_kernels.h"
-#include "kernels/cpu/normalization_layout-inl.h"
 #include "kernels/cpu/normalization_linear-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,22 +28,6 @@ namespace cpu {
 namespace normalization {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Lines of a region that are still to be fetched.
-class Fetcher {
- public:
-  Fetcher() = default;
-  Fetcher(const void* begin, int64_t bytes, int64_t times)
-      : next_(static_cast<const char*>(begin)), end_(next_ + bytes), step_(RoundUp(bytes / std::max<int64_t>(times, 1), 64)) {}
-  HWY_INLINE void Some() {
-    for (const char* stop = std::min(next_ + step_, end_); next_ < stop; next_ += 64) hwy::Prefetch(next_);
-  }
-
- private:
-  const char* next_ = nullptr;
-  const char* end_ = nullptr;
-  int64_t step_ = 0;
-};
 
 // kTransposed: columns are scaled first, so lines are columns.
 template <int N, bool kTransposed, Guard kGuard>
@@ -80,10 +63,11 @@ class Squares {
       if (in_order) {
         const NormalizationInputs& in = spec_.problem.normalization;
         const Outputs& out = spec_.problem.outputs;
-        fetchers[0] = Region(out.plan.data, out.plan.dtype, members[first], size);
-        fetchers[1] = Region(in.logits.data, in.logits.dtype, members[first] + size, std::min(kMembers, count - first - size));
-        fetchers[2] = Region(spec_.unrolled ? in.cotangent.data : nullptr, in.cotangent.dtype, members[first], size);
-        fetchers[3] = Region(out.gradient_logits.data, out.gradient_logits.dtype, members[first], size);
+        const int64_t next = members[first] + size, next_size = std::min(kMembers, count - first - size);
+        fetchers[0] = Fetcher(OutputTensor(out.plan, N, N), members[first], size, spec_.iterations);
+        fetchers[1] = Fetcher(InputTensor(in.logits, N, N), next, next_size, spec_.iterations);
+        fetchers[2] = Fetcher(InputTensor(in.cotangent, N, N), members[first], spec_.unrolled ? size : 0, spec_.iterations);
+        fetchers[3] = Fetcher(OutputTensor(out.gradient_logits, N, N), members[first], size, spec_.iterations);
       }
       Iterate(fetchers);
       for (Lanes& g : groups_) {
@@ -109,12 +93,6 @@ class Squares {
   static V LoadAt(const T* matrix, int i, int j) { return hn::Load(D(), matrix + At(i, j)); }
   static V Line(const T* x, int i) { return hn::Load(D(), x + i * kLanes); }
   static void PutLine(V value, T* x, int i) { hn::Store(value, D(), x + i * kLanes); }
-
-  Fetcher Region(const void* data, DType dtype, int64_t member, int64_t count) const {
-    if (data == nullptr || count <= 0) return {};
-    const int64_t bytes = kSize * static_cast<int64_t>(SizeOf(dtype));
-    return Fetcher(static_cast<const char*>(data) + member * bytes, count * bytes, spec_.iterations);
-  }
 
   // ---- Tensors to lanes and back ------------------------------------------------------------------------------------------
   void Load(const TensorView& view, const Lanes& g, T* matrix) const {
