@@ -29,7 +29,7 @@ ABSL_FLAG(int64_t, kernel_cache_bytes, int64_t{256} << 20,
 ABSL_FLAG(int64_t, max_queue_requests, 1024,
           "Requests that may wait; further ones get RESOURCE_EXHAUSTED, QUEUE_FULL.");
 ABSL_FLAG(int64_t, max_queue_bytes, int64_t{4} << 30,
-          "Bytes of inputs and outputs of all requests waiting or being solved.");
+          "Bytes of inputs and outputs of all requests, from arrival until the replies are sent.");
 ABSL_FLAG(int64_t, max_working_bytes, int64_t{4} << 30,
           "Bytes of working memory of all requests being solved. One is always let in.");
 ABSL_FLAG(int64_t, max_batch_problems, 1 << 20, "Problems that share a launch. 1: one request at a time.");

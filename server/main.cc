@@ -105,7 +105,11 @@ void AddChannelArguments(const Config& config, grpc::ServerBuilder* builder) {
     return static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(duration), 0x7fffffff));
   };
   builder->SetMaxReceiveMessageSize(static_cast<int>(config.service.max_receive_message_bytes));
-  builder->SetMaxSendMessageSize(-1);                        // Replies are bounded where they are planned.
+  builder->SetMaxSendMessageSize(-1);  // Replies are bounded where they are planned.
+  // Messages on their way in are not counted by the service yet.
+  grpc::ResourceQuota quota("receive");
+  quota.Resize(static_cast<size_t>(config.scheduler.max_queue_bytes));
+  builder->SetResourceQuota(quota);
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port in use is an error.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, config.keepalive_time_ms);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

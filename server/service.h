@@ -24,7 +24,9 @@ namespace sinkhorn {
 
 struct ServiceOptions {
   Limits limits;
-  SchedulerOptions queue;                         // Reported by GetServerInfo.
+  // Reported by GetServerInfo. max_queue_bytes also bounds what requests and replies hold outside the scheduler's
+  // queue: while they are decoded and while they are sent.
+  SchedulerOptions queue;
   int64_t max_receive_message_bytes = 256 << 20;  // Reported by GetServerInfo; gRPC enforces it.
   int threads = 2;                                // That decode, validate and encode.
   int64_t max_pending_decodes = 256;           // Requests that wait for these threads; then QUEUE_FULL. At most 1000.
@@ -60,6 +62,8 @@ class SinkhornServer {
   bool device_lost() const;
   // Requests between arrival and answer.
   int64_t requests_in_flight() const;
+  // Memory of requests and of replies, from arrival until gRPC has sent them.
+  int64_t held_bytes() const;
   // Blocks until none is in flight, or until `deadline`. True: none.
   bool AwaitIdle(absl::Time deadline);
   // Blocks until no request has arrived for `silence`, or until `deadline`.

@@ -26,6 +26,15 @@ constexpr int64_t kInlineMembers = 4096;
 // Predictions are upper ends within a factor of two or so, so a deadline is hopeless only well below them.
 constexpr double kPredictionSlack = 0.25;
 
+constexpr char kTooManyBytes[] = "too many bytes are being received, solved and sent";
+
+// The tensors of a reply while gRPC sends them.
+struct SentBlock {
+  Block memory;
+  HeldBytes held;
+  static void Delete(void* block) { delete static_cast<SentBlock*>(block); }
+};
+
 v1::Precision ToProto(Precision precision) {
   switch (precision) {
     case Precision::kStrict:
@@ -98,10 +107,10 @@ void SolveCall::Start(grpc::ByteBuffer* message) {
     case ServiceState::kDraining:
       break;
   }
-  if (static_cast<int64_t>(message_.Length()) < context_->options.inline_bytes) return Process();
-  if (!context_->TrySchedule([this] { Process(); })) {
-    Fail(QueueFull(context_->scheduler->PushbackHint(), "too many large requests wait to be decoded"));
-  }
+  const int64_t bytes = static_cast<int64_t>(message_.Length());
+  if (!context_->TryHold(bytes, &held_request_)) return Fail(Full(kTooManyBytes));
+  if (bytes < context_->options.inline_bytes) return Process();
+  if (!context_->TrySchedule([this] { Process(); })) Fail(Full("too many large requests wait to be decoded"));
 }
 
 void SolveCall::Cancel() {
@@ -170,7 +179,9 @@ optional<Error> SolveCall::Decode() {
     return InvalidField("request", "must be a message of this contract", StrCat(bytes.size(), " other bytes"));
   if (request_->request_id().size() <= kMaxRequestIdBytes) request_id_ = request_->request_id();
   response_ = google::protobuf::Arena::CreateMessage<v1::SolveResponse>(&arena_);
-  return Validate(bytes, *request_, context_->options.limits, &prepared_, response_);
+  if (optional<Error> error = Validate(bytes, *request_, context_->options.limits, &prepared_, response_)) return error;
+  if (!context_->TryHold(static_cast<int64_t>(prepared_.block_bytes), &held_reply_)) return Full(kTooManyBytes);
+  return nullopt;
 }
 
 // A fixed number of iterations that cannot be done in time is refused now. With a tolerance, nobody knows.
@@ -203,10 +214,12 @@ void SolveCall::Submit() {
   Unref();
 }
 
+Error SolveCall::Full(absl::string_view why) const { return QueueFull(context_->scheduler->PushbackHint(), why); }
+
 Error SolveCall::SubmitError(const absl::Status& status) const {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
-      return QueueFull(context_->scheduler->PushbackHint(), status.message());
+      return Full(status.message());
     case absl::StatusCode::kDeadlineExceeded:
       return Expired("queue");
     case absl::StatusCode::kUnavailable:
@@ -320,7 +333,10 @@ grpc::ByteBuffer SolveCall::EncodeReply() {
   std::vector<grpc::Slice> slices;
   slices.reserve(2 * pieces.size());
   grpc::Slice block;
-  if (prepared_.block != nullptr) block = grpc::Slice(prepared_.block.release(), prepared_.block_bytes, &std::free);
+  if (prepared_.block != nullptr) {
+    auto* sent = new SentBlock{std::move(prepared_.block), std::move(held_reply_)};
+    block = grpc::Slice(sent->memory.get(), prepared_.block_bytes, &SentBlock::Delete, sent);
+  }
   for (const WirePiece& piece : pieces) {
     slices.emplace_back(piece.head);
     if (piece.tensor != nullptr)

@@ -51,6 +51,7 @@ class SolveCall {
   absl::optional<absl::string_view> Flatten();
   absl::optional<Error> CheckFeasible() const;
   void Submit();
+  Error Full(absl::string_view why) const;
   Error SubmitError(const absl::Status& status) const;
   void OnSolved(const TaskResult& result);
   Error SolveError(const TaskResult& result);
@@ -76,6 +77,7 @@ class SolveCall {
   // The message in one piece, of which the tensors are views: gRPC's own slice, or a block if it came in several.
   grpc::Slice slice_;
   Block block_;
+  HeldBytes held_request_, held_reply_;
   std::string request_id_;
   Prepared prepared_;
   TaskResult result_;

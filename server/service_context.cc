@@ -47,6 +47,16 @@ bool ServiceContext::TrySchedule(std::function<void()> work) {
   return true;
 }
 
+bool ServiceContext::TryHold(int64_t bytes, HeldBytes* held) {
+  if (held_->fetch_add(bytes) + bytes > options.queue.max_queue_bytes) {
+    held_->fetch_sub(bytes);
+    return false;
+  }
+  held->total_ = held_;
+  held->bytes_ = bytes;
+  return true;
+}
+
 void ServiceContext::DeviceLost() {
   if (device_lost_.exchange(true)) return;
   if (options.on_device_lost) options.on_device_lost();

@@ -8,8 +8,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <unsupported/Eigen/CXX11/ThreadPool>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -31,12 +33,31 @@ struct SolvedMetrics {
   Histogram* marginal_error;
 };
 
+// A share of the bytes that the server holds for its clients. Given back when it goes.
+class HeldBytes {
+ public:
+  HeldBytes() = default;
+  HeldBytes(HeldBytes&& other) noexcept : total_(std::move(other.total_)), bytes_(other.bytes_) {}
+  ~HeldBytes() {
+    if (total_ != nullptr) total_->fetch_sub(bytes_);
+  }
+
+ private:
+  friend class ServiceContext;
+  std::shared_ptr<std::atomic<int64_t>> total_;  // Replies may be sent, and freed, after all else is gone.
+  int64_t bytes_ = 0;
+};
+
 class ServiceContext {
  public:
   ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options);
 
   // Runs `work` on the pool. False: too much waits for it already, and `work` was not taken.
   bool TrySchedule(std::function<void()> work);
+  // Takes `bytes` for a request or a reply, from its arrival or planning until its memory is freed. False: too many are
+  // held already. REQUIRES: `held` holds none.
+  bool TryHold(int64_t bytes, HeldBytes* held);
+  int64_t held_bytes() const { return held_->load(); }
   // Reports that the device is lost: once.
   void DeviceLost();
   bool device_lost() const { return device_lost_.load(); }
@@ -64,6 +85,7 @@ class ServiceContext {
 
  private:
   std::atomic<int64_t> pending_{0};
+  const std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
   std::atomic<bool> device_lost_{false};
   std::atomic<uint64_t> next_incident_;
   Eigen::ThreadPool pool_;  // Last: its threads end before anything else goes.

@@ -38,6 +38,7 @@ class ServiceTest : public testing::Test {
   std::unique_ptr<v1::SinkhornService::Stub> stub_;
 
   void Start(ServiceState state = ServiceState::kReady) {
+    options_.queue = scheduler_options_;
     scheduler_ = std::make_unique<Scheduler>(&backend_, RealClock(), scheduler_options_,
                                              RoundCounter(backend_.device(), &metrics_));
     service_ = std::make_unique<SinkhornServer>(&backend_, scheduler_.get(), &metrics_, options_);
@@ -67,6 +68,7 @@ class ServiceTest : public testing::Test {
     scheduler_->Stop();
     EXPECT_EQ(backend_.alive, 0);
     EXPECT_EQ(scheduler_->stats().bytes, 0);
+    EXPECT_TRUE(Eventually([this] { return service_->held_bytes() == 0; })) << service_->held_bytes();
   }
 
   grpc::Status Solve(const v1::SolveRequest& request, v1::SolveResponse* response, grpc::ClientContext* context) {

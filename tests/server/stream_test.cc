@@ -149,6 +149,39 @@ TEST_F(StreamTest, ReadsAheadByBoundedBytes) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
+// Replies that a client does not read are not piled up without limit, however small their requests.
+TEST_F(StreamTest, UnreadRepliesAreBounded) {
+  scheduler_options_.max_queue_bytes = 20 << 20;
+  Start();
+  grpc::ClientContext context;
+  Stream stream = stub_->SolveStream(&context);
+  v1::SolveStreamRequest item;
+  *item.mutable_solve()->mutable_point_cloud()->mutable_x() = Filled({1000, 1}, 1);
+  *item.mutable_solve()->mutable_point_cloud()->mutable_y() = Filled({1000, 1}, 1);
+  item.mutable_solve()->mutable_point_cloud()->set_cost(v1::COST_FUNCTION_SQUARED_EUCLIDEAN);
+  item.mutable_solve()->mutable_solver()->set_epsilon(1);
+  item.mutable_solve()->add_outputs(v1::OUTPUT_PLAN);  // 4 MB for 8 KB.
+  constexpr int kCount = 40;
+  for (int i = 0; i < kCount; ++i) ASSERT_TRUE(stream->Write(item));
+  stream->WritesDone();
+  ASSERT_TRUE(Eventually([this] { return service_->held_bytes() > 4 << 20 && service_->requests_in_flight() == 0; }));
+  EXPECT_LE(service_->held_bytes(), 20 << 20);
+  int solved = 0, refused = 0;
+  v1::SolveStreamResponse reply;
+  while (stream->Read(&reply)) {
+    if (reply.has_solve()) {
+      ++solved;
+    } else {
+      EXPECT_EQ(Reason(reply), "QUEUE_FULL");
+      ++refused;
+    }
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(solved + refused, kCount);
+  EXPECT_GE(solved, 4);
+  EXPECT_GE(refused, 1);
+}
+
 TEST_F(StreamTest, CancellationDropsItsProblems) {
   backend_.hold = true;
   Start();
