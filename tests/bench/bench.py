@@ -1,7 +1,6 @@
-"""The benchmarks: python tests/bench/bench.py [--only fixed,cold,serving] [--rows TEXT] [--toy] [--no-peers] [--out DIR].
+"""The benchmarks: python tests/bench/bench.py [--only SECTIONS] [--rows TEXT] [--toy] [--no-peers] [--out DIR].
 
-`tests/bench/run.sh` sets up what this needs and runs all of it. Tables and plot go to --out (tests/bench/results); without
-it they are printed.
+`tests/bench/run.sh` sets up what this needs and runs all of it. Tables and plot go to --out, else they are printed.
 """
 
 import argparse

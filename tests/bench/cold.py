@@ -1,5 +1,5 @@
-"""From cold to a marginal error: how long until both L1 marginal errors, verified in float64 from the returned potentials,
-are at most the target. Inputs are points; making the cost is part of the work.
+"""From cold to a marginal error: how long until both L1 marginal errors, verified in float64 from the returned
+potentials, are at most the target. Inputs are points; making the cost is part of the work.
 
 Peers stop by tests of their own (POT: an L2 norm every ten iterations), so each is given the loosest setting whose
 answer passes. A peer that would need much longer than the fastest one so far is listed as such: plain alternating
@@ -18,7 +18,8 @@ import timing
 
 TARGET = 1e-6
 BOUND_SECONDS = 60.0
-# A peer is given up beyond this many times the fastest so far.
+# A peer is given up beyond this many times the fastest so far, and beyond half of what is left of the case's
+# time, which is twice the bound.
 PATIENCE = 3.0
 
 
@@ -104,17 +105,21 @@ def race(x, y, cost, epsilon, bound_seconds):
 
     results = {}
     plain_iterations = None  # Of alternating updates, once known.
+    left = 2 * bound_seconds
     for method in cold_peers.methods(x, y, cost, epsilon, TARGET):
         fastest = min((e["seconds"] for e in results.values() if e["there"]), default=math.inf)
-        limit = min(bound_seconds, max(PATIENCE * fastest, 2.0))
+        limit = min(max(left / 2, 5.0), max(PATIENCE * fastest, 2.0))
+        start = time.perf_counter()
         try:
             entry = attempt(method, cost, epsilon, limit, plain_iterations)
         except Exception as failure:  # A line in the table, not the end of the run.
             entry = {"there": False, "note": f"failed: {str(failure).splitlines()[0][:150]}"}
+        left -= time.perf_counter() - start
         if entry["there"] and method.plain and plain_iterations is None:
             plain_iterations = entry["iterations"]
         results[method.name] = entry
-        print(f"  {method.name}: {entry}", file=sys.stderr, flush=True)
+        shown = {key: value for key, value in entry.items() if key != "run"}
+        print(f"  {method.name}: {shown}", file=sys.stderr, flush=True)
     return results
 
 
@@ -123,27 +128,42 @@ def attempt(method, cost, epsilon, limit, plain_iterations):
     step = method.seconds_per_iteration()
     if method.plain and plain_iterations and plain_iterations * step > limit:
         seconds = plain_iterations * step
-        return {"there": False, "note": f"not run: {plain_iterations:,} iterations at {1e3 * step:.2f} ms are {seconds:.0f} s"}
+        return {
+            "there": False,
+            "note": f"not run: {plain_iterations:,} iterations at {1e3 * step:.2f} ms are {seconds:.0f} s",
+        }
     entry = {"there": False, "note": "no setting"}
     cap = int(limit / step / 10) * 10
+    deadline = time.perf_counter() + limit
     for setting in method.settings:
+        if entry.get("seconds", 0) > deadline - time.perf_counter():
+            break  # A stricter setting takes longer than this one did.
         run = method.prepare(setting, max(cap, 10))
         start = time.perf_counter()
         f, g, iterations = method.answer(run())
         seconds = time.perf_counter() - start
         error = reference.marginal_error(f, g, cost, epsilon)
-        entry = {"there": error <= 1.001 * TARGET, "seconds": seconds, "iterations": iterations, "verified_error": error}
+        entry = {
+            "there": error <= 1.001 * TARGET,
+            "seconds": seconds,
+            "iterations": iterations,
+            "verified_error": error,
+        }
         if entry["there"]:
             return entry | {"run": run}
         if iterations is not None and iterations >= cap - 20:
             return entry | {"note": f"error {error:.1e} after {iterations:,} iterations, {seconds:.1f} s"}
-    return entry | {"note": f"error {error:.1e} at its end, {seconds:.1f} s"}
+    return entry | {
+        "note": f"error {entry.get('verified_error', math.inf):.1e} at its end, {entry.get('seconds', 0):.1f} s"
+    }
 
 
 def describe(result):
     text = f"{result['case']}, eps {result['factor']:g} of the mean cost:"
     for name, entry in result["ours"].items():
-        text += f" ours {name} {entry['median_ms']:.4g} ms ({entry['iterations']} it, error {entry['verified_error']:.1e}"
+        text += (
+            f" ours {name} {entry['median_ms']:.4g} ms ({entry['iterations']} it, error {entry['verified_error']:.1e}"
+        )
         text += "" if entry["there"] else f", NOT THERE: {entry['stop_reason']}"
         text += ");"
     if result["fastest_peer"]:

@@ -8,33 +8,48 @@ import rows
 import timing
 
 
-def ceilings(solver, toy):
-    """Rates of this machine, measured now; `read` depends on the size of what is read."""
-    sizes = [2**k for k in range(14, 29, 7 if toy else 1)]
-    read = [solver.read_rate(size) for size in sizes]
+class Ceilings:
+    """Rates of this machine, the best of all times that they were measured: other work on it hides them."""
 
-    def read_rate(size):
-        return float(np.interp(np.log2(max(size, 1)), np.log2(sizes), read))
+    def __init__(self, solver, toy):
+        self._solver = solver
+        self._sizes = [2**k for k in range(14, 29, 7 if toy else 1)]
+        self.fma = self.exp = 0.0
+        self.reads = [0.0] * len(self._sizes)
+        self.measure()
 
-    return {"fma": solver.fma_rate(), "exp": solver.exp_rate(), "read": read_rate, "table": dict(zip(sizes, read))}
+    def measure(self):
+        self.fma = max(self.fma, self._solver.fma_rate())
+        self.exp = max(self.exp, self._solver.exp_rate())
+        self.reads = [max(best, self._solver.read_rate(size)) for best, size in zip(self.reads, self._sizes)]
+
+    def read(self, size):
+        """Bytes per second from a working set of `size` bytes."""
+        return float(np.interp(np.log2(max(size, 1)), np.log2(self._sizes), self.reads))
+
+    def table(self):
+        return {"fma": self.fma, "exp": self.exp, "read": dict(zip(self._sizes, self.reads))}
 
 
 def run(solver, *, with_peers, toy=False, only="", seconds_each=0.8):
     """Results of the rows whose name contains `only`, one dict each, and the ceilings."""
-    rates = ceilings(solver, toy)
+    ceilings = Ceilings(solver, toy)
     chosen = [row for row in (rows.toy_rows() if toy else rows.all_rows()) if only in row.name]
     results, failures = [], []
     for row in chosen:
         try:
-            results.append(run_row(row, solver, rates, with_peers, seconds_each))
+            results.append(run_row(row, solver, with_peers, seconds_each))
             print(describe(results[-1]), file=sys.stderr, flush=True)
         except RuntimeError as failure:  # Ours is wrong or fails: the other rows still tell something.
             failures.append(f"{row.name}: {failure}")
             print("FAILED", failures[-1], file=sys.stderr, flush=True)
-    return {"rows": results, "ceilings": {"fma": rates["fma"], "exp": rates["exp"], "read": rates["table"]}, "failures": failures}
+    ceilings.measure()
+    for result in results:
+        result["floor_ms"], result["bound"] = rows.floor(result.pop("demand"), ceilings)
+    return {"rows": results, "ceilings": ceilings.table(), "failures": failures}
 
 
-def run_row(row, solver, rates, with_peers, seconds_each):
+def run_row(row, solver, with_peers, seconds_each):
     work = row.make()
     seconds, report = solver.solve(work.ours, 3, warmups=1)
     error = work.error(tuple(work.ours.outputs.values()))
@@ -59,12 +74,11 @@ def run_row(row, solver, rates, with_peers, seconds_each):
         entry.update(times.get(name, {}))
     rivals = {name: e["median_ms"] for name, e in others.items() if e["same_work"] and "median_ms" in e}
     fastest = min(rivals, key=rivals.get) if rivals else None
-    floor_ms, bound = rows.floor(work.demand, rates)
     return {
         "name": row.name, "wanted_ms": row.wanted_ms, "error": error, "unit": row.unit,
         "ours": times["ours"], "family": report.family.decode(), "peers": others, "fastest_peer": fastest,
         "ratio": rivals[fastest] / times["ours"]["median_ms"] if rivals else None,
-        "floor_ms": floor_ms, "bound": bound,
+        "demand": work.demand,
     }  # fmt: skip
 
 
@@ -77,7 +91,7 @@ def _peers(spec):
 
 def describe(result):
     ours, peer = result["ours"], result["fastest_peer"]
-    text = f"{result['name']}: {ours['median_ms']:.4g} ms (min {ours['min_ms']:.4g}, floor {result['floor_ms']:.3g})"
+    text = f"{result['name']}: {ours['median_ms']:.4g} ms (min {ours['min_ms']:.4g})"
     if result["wanted_ms"]:
         text += f", wanted {result['wanted_ms']}"
     if peer:

@@ -106,7 +106,9 @@ async def load(arguments):
     server = {"ours": Ours, "triton": Triton}[arguments.kind](arguments.descriptors)
     async with grpc.aio.insecure_channel(arguments.target, OPTIONS) as channel:
         call = channel.unary_unary(
-            server.method, request_serializer=server.Request.SerializeToString, response_deserializer=server.Reply.FromString
+            server.method,
+            request_serializer=server.Request.SerializeToString,
+            response_deserializer=server.Reply.FromString,
         )
         now = time.perf_counter()
         clock = {"begin": now + arguments.warmup, "end": now + arguments.warmup + arguments.seconds}

@@ -1,4 +1,4 @@
-"""The CPU backend in a process of its own, on the same cores: the twin of the structs of solver.h and solver_main.cc."""
+"""The CPU backend in a process of its own, on the same cores: twin of the structs of solver.h and solver_main.cc."""
 
 import ctypes
 import os
@@ -113,7 +113,7 @@ class Solver:
         if not PROGRAM.exists():
             raise SystemExit(f"{PROGRAM} is missing: bazel build //tests/bench:sinkhorn_bench_solver")
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self._file = tempfile.NamedTemporaryFile(dir=memory)
+        self._file = tempfile.NamedTemporaryFile(dir=memory)  # noqa: SIM115
         command = [PROGRAM, self._file.name, str(threads)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -141,7 +141,7 @@ class Solver:
         return data
 
     def solve(self, problem, repeats=1, warmups=0):
-        """Solves `warmups` times, then `repeats` times. Returns the latter's seconds and the report; fills the outputs."""
+        """Solves `warmups` times, then `repeats` times: the latter's seconds, and the report. Fills the outputs."""
         offset, places = 0, {}
         for name, array in (problem.inputs | problem.outputs).items():
             places[name] = offset + 1

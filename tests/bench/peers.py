@@ -1,7 +1,7 @@
 """The libraries that ours is compared with, each in its fastest documented form for the work.
 
-All iterate f from g = 0, then g from f (POT and OTT update the other way round, so they get x and y exchanged), as often
-as asked, from the same inputs: clouds come as points, so the cost is part of the work. Compilation is not timed.
+All iterate f from g = 0, then g from f (POT and OTT update the other way round, so they get x and y exchanged), as
+often as asked, from the same inputs: clouds come as points, so the cost is part of the work. Compilation is not timed.
 """
 
 import dataclasses
@@ -176,7 +176,7 @@ def _torch(arrays, epsilon, iterations, slow_too):
 
 
 def _geomloss(x, y, epsilon):
-    """Cost |x - y|^2 / 2 of points stretched by sqrt 2. Its own annealed schedule of averaged steps, ends at epsilon."""
+    """Cost |x - y|^2 / 2 of points stretched by sqrt 2. Its own annealed schedule of averaged steps."""
     tx, ty = (torch.from_numpy(np.sqrt(np.float32(2)) * p.astype(np.float32)) for p in (x, y))
     loss = geomloss.SamplesLoss(
         "sinkhorn", p=2, blur=epsilon**0.5, scaling=0.5, debias=False, potentials=True, backend="tensorized"

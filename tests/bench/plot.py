@@ -41,7 +41,9 @@ def _dumbbells(axis, names, ours, peers, wanted=None):
         if mine and peer:
             axis.plot([mine, peer], [y, y], color="#e4e4e4", linewidth=3, zorder=1)
             ratio = peer / mine
-            axis.annotate(f"{ratio:.3g} x", ((mine * peer) ** 0.5, y), fontsize=6, ha="center", va="bottom", color="#555555")
+            axis.annotate(
+                f"{ratio:.3g} x", ((mine * peer) ** 0.5, y), fontsize=6, ha="center", va="bottom", color="#555555"
+            )
     rows = range(len(names))
     axis.scatter(peers, rows, s=26, color=PEER, edgecolor="#777777", linewidth=0.5, label="fastest peer", zorder=2)
     axis.scatter(ours, rows, s=30, color=OURS, label="ours", zorder=3)
@@ -58,7 +60,9 @@ def _fixed(axis, data):
     rows = data["rows"]
     peers = [r["peers"][r["fastest_peer"]]["median_ms"] if r["fastest_peer"] else None for r in rows]
     names = [r["name"].replace(" it,", "it,").replace("forward + backward", "+ backward") for r in rows]
-    _dumbbells(axis, names, [r["ours"]["median_ms"] for r in rows], _floats(peers), _floats(r["wanted_ms"] for r in rows))
+    _dumbbells(
+        axis, names, [r["ours"]["median_ms"] for r in rows], _floats(peers), _floats(r["wanted_ms"] for r in rows)
+    )
     axis.set_title("Fixed iterations, same answer", fontsize=9)
 
 

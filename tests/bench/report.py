@@ -29,7 +29,7 @@ def about(argv, cores):
     return {
         "machine": f"{cores} cores of {cpu.get('model name', platform.machine())} (family {cpu.get('cpu family')}, "
         f"model {cpu.get('model')}), {widest[0] if widest else 'no AVX2'}",
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": git("rev-parse", "--short", "HEAD") + (" (modified)" if git("status", "--porcelain", "-uno") else ""),
         "command": "python " + " ".join([os.path.relpath(argv[0], root), *argv[1:]]),
         "load_average": round(os.getloadavg()[0], 2),
@@ -98,8 +98,8 @@ def _fixed(section):
     lines = [
         "## Fixed iterations, float32, milliseconds (median)",
         "",
-        "Every answer is checked against float64 first; the error column is ours (potentials: in units of epsilon). The",
-        "ratio is the fastest peer's time over ours. Floor: the row's least work at this machine's ceilings.",
+        "Every answer is checked against float64 first; the error column is ours (potentials: in units of epsilon).",
+        "Ratio: the fastest peer's time over ours. Floor: the row's least work at this machine's ceilings.",
         "",
     ]
     rows = []
@@ -113,7 +113,8 @@ def _fixed(section):
             [
                 r["name"], number(ours["median_ms"]), number(ours["min_ms"]),
                 f"{peer} {number(r['peers'][peer]['median_ms'])}" if peer else "",
-                f"{r['ratio']:.1f}" if peer else "", number(wanted), verdict, number(r["floor_ms"]), f"{r['error']:.0e}",
+                f"{r['ratio']:.1f}" if peer else "",
+                number(wanted), verdict, number(r["floor_ms"]), f"{r['error']:.0e}",
             ]
         )  # fmt: skip
     header = ["work", "ours", "min", "fastest peer", "ratio", "wanted", "", "floor", "error"]
@@ -132,7 +133,10 @@ def _fixed(section):
         ):
             columns = [n for n in names if any(n in r["peers"] for r in chosen)]
             if chosen:
-                body = [[r["name"], number(r["ours"]["median_ms"])] + [_cell(r["peers"].get(n)) for n in columns] for r in chosen]
+                body = [
+                    [r["name"], number(r["ours"]["median_ms"])] + [_cell(r["peers"].get(n)) for n in columns]
+                    for r in chosen
+                ]
                 lines += table([kind, "ours", *columns], body)
     return lines
 
@@ -163,17 +167,25 @@ def _cold(section):
             cells.append(f"{number(entry['median_ms'])} ({entry['iterations']:,} it){there}")
         rows.append(
             [f"{r['case']}, {r['factor']:g}", *cells]
-            + ([f"{fastest} {number(r['peers'][fastest]['median_ms'])}", f"{r['ratio']:.1f}"] if r["ratio"] else ["none", ""])
+            + (
+                [f"{fastest} {number(r['peers'][fastest]['median_ms'])}", f"{r['ratio']:.1f}"]
+                if r["ratio"]
+                else ["none", ""]
+            )
         )
         if r["peers"]:
-            notes.append(f"- {r['case']}, {r['factor']:g}: " + "; ".join(_cold_peer(*item) for item in r["peers"].items()))
+            notes.append(
+                f"- {r['case']}, {r['factor']:g}: " + "; ".join(_cold_peer(*item) for item in r["peers"].items())
+            )
     lines += table(["problem, epsilon", "ours, strict", "ours, double", "fastest peer that gets there", "ratio"], rows)
     return lines + (["All peers:", "", *notes, ""] if notes else [])
 
 
 def _cold_peer(name, entry):
     if entry["there"]:
-        return f"{name} {number(entry['median_ms'])} ms" + (f" ({entry['iterations']:,} it)" if entry["iterations"] else "")
+        return f"{name} {number(entry['median_ms'])} ms" + (
+            f" ({entry['iterations']:,} it)" if entry["iterations"] else ""
+        )
     return f"{name} does not get there ({entry['note']})"
 
 
@@ -182,12 +194,22 @@ def _serving(section):
     if section["load"]:
         rows = [
             [
-                r["server"], f"{r['clients']}", f"{r['requests_per_second']:,.0f}", number(r["p50_ms"]), number(r["p99_ms"]),
-                number(r["server_cpu_ms"]), number(r.get("batch")) or "", f"{r['errors']}" if r["errors"] else "",
+                r["server"], f"{r['clients']}", f"{r['requests_per_second']:,.0f}",
+                number(r["p50_ms"]), number(r["p99_ms"]),
+                number(r["server_cpu_ms"]), number(r["batch"] or None), f"{r['errors']}" if r["errors"] else "",
             ]
             for r in section["load"]
         ]  # fmt: skip
-        header = ["server", "clients", "requests/s", "p50 ms", "p99 ms", "server CPU ms/request", "problems/batch", "errors"]
+        header = [
+            "server",
+            "clients",
+            "requests/s",
+            "p50 ms",
+            "p99 ms",
+            "server CPU ms/request",
+            "problems/batch",
+            "errors",
+        ]
         lines += table(header, rows)
     for note in section["notes"]:
         lines += [note, ""]

@@ -1,4 +1,4 @@
-"""The rows of the fixed-iteration table: the work, its float64 answer, what is wanted, and the floor that the machine sets."""
+"""The rows of the fixed-iteration table: the work, its float64 answer, what is wanted, and the floor."""
 
 import dataclasses
 from collections.abc import Callable
@@ -35,8 +35,8 @@ class Work:
 
 @dataclasses.dataclass
 class Demand:
-    """The least work there is, in counts. Multiply-adds and exponentials share their units, so their times add up; reads
-    and writes overlap with them.
+    """The least work there is, in counts. Multiply-adds and exponentials share their units, so their times add up;
+    reads and writes overlap with them.
     """
 
     fma: float = 0
@@ -57,14 +57,14 @@ def transport_demand(n, m, dim, iterations, io_bytes):
     return [kept + io, remade + io] if dim else [kept + io]
 
 
-def floor(ways, rates):
+def floor(ways, ceilings):
     """(milliseconds, what most of them are spent on) of the quickest way; a way is a list of phases."""
     best = (float("inf"), "")
     for phases in ways:
         total, spent = 0.0, {}
         for phase in phases:
-            fma, exp = phase.fma / rates["fma"], phase.exp / rates["exp"]
-            moved = phase.io_bytes / rates["read"](phase.io_bytes) if phase.io_bytes else 0
+            fma, exp = phase.fma / ceilings.fma, phase.exp / ceilings.exp
+            moved = phase.io_bytes / ceilings.read(phase.io_bytes) if phase.io_bytes else 0
             kinds = {"reads": moved} if moved > fma + exp else {"multiply-adds": fma, "exponentials": exp}
             total += sum(kinds.values())
             for kind, seconds in kinds.items():
@@ -134,8 +134,7 @@ def normalization_row(count, n, iterations, wanted_ms, backward=False):
 
         entries = count * n * n
         # A half step: a multiply-add per entry and a reciprocal (a table look-up and a Newton step: about four
-        # multiply-adds) per line. Backward: the same steps again to have the scalings, and a transposed pair of products
-        # (to the cotangent's sums) for each.
+        # multiply-adds) per line. Backward: two more multiply-adds per entry for each half step.
         half_steps = 2 * iterations * (entries + 4 * count * n)
         return Work(
             ours=ours.normalization(logits, iterations=iterations, cotangent=cotangent),

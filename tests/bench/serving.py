@@ -46,7 +46,9 @@ def run(*, toy=False, triton_python=None):
                     notes.append(f"{label} could not be measured: {failure}")
         with our_server(folder) as server:
             payload = measure_payload(server, toy)
-    failures = [f"{r['server']}, {r['clients']} clients: {r['errors']}" for r in rows if r["errors"] or not r["requests"]]
+    failures = [
+        f"{r['server']}, {r['clients']} clients: {r['errors']}" for r in rows if r["errors"] or not r["requests"]
+    ]
     return {"load": rows, "payload": payload, "notes": notes + verdicts(rows), "failures": failures}
 
 
@@ -191,7 +193,9 @@ def finish(label, clients, result, used):
     row = {"server": label, "clients": clients} | result
     text = f"{label}, {clients} clients: "
     if row["requests"]:
-        text += f"{row['requests_per_second']:,.0f} requests/s, p50 {row['p50_ms']:.3f} ms, p99 {row['p99_ms']:.3f} ms, "
+        text += (
+            f"{row['requests_per_second']:,.0f} requests/s, p50 {row['p50_ms']:.3f} ms, p99 {row['p99_ms']:.3f} ms, "
+        )
         text += f"server CPU {row['server_cpu_ms']:.4f} ms per request"
     print(text + (f", errors {row['errors']}" if row["errors"] else ""), file=sys.stderr, flush=True)
     return row
@@ -232,25 +236,21 @@ def verdicts(rows):
         if server == "ours" and peers:
             best = min(peers, key=lambda r: r["server_cpu_ms"])
             share = mine["server_cpu_ms"] / best["server_cpu_ms"]
+            verdict = "met" if share <= CPU_SHARE_WANTED else "missed"
             notes.append(
-                f"- {clients} clients: server CPU per request is 1/{1 / share:.1f} of {best['server']}'s (wanted: at most 1/10: "
-                f"{'met' if share <= CPU_SHARE_WANTED else 'missed'})."
+                f"- {clients} clients: server CPU per request is 1/{1 / share:.1f} of {best['server']}'s "
+                f"(wanted: at most 1/10: {verdict})."
             )
         single = found.get(("ours, one by one", clients))
         if server == "ours" and single:
             notes.append(
-                f"- {clients} clients: batched {server_rate(mine)} against one by one {server_rate(single)} requests/s, server "
-                f"CPU {mine['server_cpu_ms']:.4f} against {single['server_cpu_ms']:.4f} ms."
+                f"- {clients} clients: batched {mine['requests_per_second']:,.0f} against one by one "
+                f"{single['requests_per_second']:,.0f} requests/s; server CPU {mine['server_cpu_ms']:.4f} against "
+                f"{single['server_cpu_ms']:.4f} ms."
             )
     for label, wanted in (("ours", LONE_PYTHON_MS_WANTED), ("ours, C++ client", LONE_CPP_MS_WANTED)):
         if (label, 1) in found:
             p50 = found[label, 1]["p50_ms"]
-            client = "C++" if "C++" in label else "Python"
-            notes.append(
-                f"- A lone {client} client: p50 {p50:.3f} ms (wanted: under {wanted} ms: {'met' if p50 < wanted else 'missed'})."
-            )
+            client, verdict = "C++" if "C++" in label else "Python", "met" if p50 < wanted else "missed"
+            notes.append(f"- A lone {client} client: p50 {p50:.3f} ms (wanted: under {wanted} ms: {verdict}).")
     return ["\n".join(notes)]
-
-
-def server_rate(row):
-    return f"{row['requests_per_second']:,.0f}"

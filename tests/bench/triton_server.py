@@ -1,7 +1,7 @@
-"""Triton Inference Server from the nvidia-pytriton package, with its own Python backend and dynamic batching, as a peer.
+"""Triton Inference Server from the nvidia-pytriton package as a peer: its Python backend, dynamic batching.
 
-Run by that environment's interpreter (Debian's own python3; it must not be another build): prints the port, then serves
-until it is told to end. PyTorch may lie in another environment, which --packages names.
+Run by that environment's interpreter (Debian's own python3; it must not be another build): prints port and process,
+then serves until its standard input ends. PyTorch may lie in another environment, which --packages names.
 """
 
 import argparse
@@ -27,7 +27,7 @@ dynamic_batching { }
 
 # Scalings in one compiled function over all that a batch holds; sizes are rounded up, so that few are compiled.
 # Triton's interpreter ignores PYTHONPATH.
-MODEL = '''
+MODEL = """
 import sys
 
 sys.path += PACKAGES
@@ -75,7 +75,7 @@ class TritonPythonModel:
             begin += size
             replies.append(utils.InferenceResponse([utils.Tensor("PLAN", np.ascontiguousarray(part))]))
         return replies
-'''
+"""
 
 
 def lay_out(folder, packages, threads, compiled):
@@ -92,7 +92,9 @@ def lay_out(folder, packages, threads, compiled):
     package = pathlib.Path(importlib.util.find_spec("pytriton").origin).parent / "tritonserver"
     backend = folder / "backends/python"
     shutil.copytree(package / "backends/python", backend)
-    stub = package / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
+    stub = (
+        package / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
+    )
     shutil.copy(stub, backend)
     return package / "bin/tritonserver"
 
