@@ -4,7 +4,7 @@
 //   Exp2, Exp     2e-7                    5e-16         any; 2^x for x < -126 (-1022) is 0, x > 127.99 (1023.9) saturates
 //   Exp2Bounded,  as above                as above      x < 128 (1024): no upper clamp; any lower bound
 //   ExpBounded
-//   ExpInRange    2e-7 + 2e-8 |x|                       |x| <= 85 (float only); anything may come out beyond. 6e-8 |x| where
+//   ExpInRange    2e-7 + 2e-8 |x|                       |x| <= 85 (float only); anything may come out beyond. 8e-8 |x| where
 //                                                       multiplying and adding round apart: the scalar fallback
 //   Log2, Log     2e-7                    5e-16         normal x > 0; 0 gives -inf
 //   Reciprocal    1.2e-7                  2.3e-16       normal |x| whose reciprocal is normal; 0 may give inf or NaN

@@ -139,7 +139,7 @@ TEST(Math, ExpInRangeIsAsStated) {
     std::vector<float> x(kCount), y(kCount);
     for (int64_t i = 0; i < kCount; ++i) x[i] = 85 * (2 * static_cast<float>(i) / kCount - 1);
     HWY_DYNAMIC_DISPATCH(ApplyInRange)(x.data(), kCount, y.data());
-    const double per_unit = (hwy::SupportedTargets() & (HWY_AVX2 | HWY_AVX3)) != 0 ? 2e-8 : 6e-8;
+    const double per_unit = (hwy::SupportedTargets() & (HWY_AVX2 | HWY_AVX3)) != 0 ? 2e-8 : 8e-8;
     for (int64_t i = 0; i < kCount; ++i) {
       const double exact = std::exp(static_cast<double>(x[i]));
       ASSERT_NEAR(y[i] / exact, 1, 2e-7 + per_unit * std::abs(x[i])) << x[i];
