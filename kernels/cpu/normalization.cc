@@ -39,9 +39,59 @@ void NormalizationTally::Merge(const NormalizationTally& other) {
   Add(other.worst, other.count);
 }
 
+// ---- The solvers' translation units -----------------------------------------------------------------------------------------
+#define SINKHORN_DECLARE_SOLVER(NAME)                            \
+  int64_t NAME##SolverBytes(const NormalizationSpec& spec);      \
+  MatrixSolver* Make##NAME##Solver(const NormalizationSpec& spec, void* memory, double* plan);
+SINKHORN_DECLARE_SOLVER(Float)
+SINKHORN_DECLARE_SOLVER(Double)
+SINKHORN_DECLARE_SOLVER(Log)
+SINKHORN_DECLARE_SOLVER(Exact)
+SINKHORN_DECLARE_SOLVER(Implicit)
+#undef SINKHORN_DECLARE_SOLVER
+
+int64_t SolverBytes(Kind kind, const NormalizationSpec& spec) {
+  switch (kind) {
+    case Kind::kFloat:
+      return FloatSolverBytes(spec);
+    case Kind::kDouble:
+      return DoubleSolverBytes(spec);
+    case Kind::kDoubleLog:
+      return LogSolverBytes(spec);
+    case Kind::kExact:
+      return ExactSolverBytes(spec);
+    case Kind::kImplicit:
+      return ImplicitSolverBytes(spec);
+  }
+  return 0;
+}
+
+MatrixSolver* MakeSolver(Kind kind, const NormalizationSpec& spec, void* memory, double* plan) {
+  switch (kind) {
+    case Kind::kFloat:
+      return MakeFloatSolver(spec, memory, plan);
+    case Kind::kDouble:
+      return MakeDoubleSolver(spec, memory, plan);
+    case Kind::kDoubleLog:
+      return MakeLogSolver(spec, memory, plan);
+    case Kind::kExact:
+      return MakeExactSolver(spec, memory, plan);
+    case Kind::kImplicit:
+      return MakeImplicitSolver(spec, memory, plan);
+  }
+  return nullptr;
+}
+
+bool SolvedInLanes(const NormalizationSpec& spec) {
+  constexpr int64_t kLaneElements = 1024;
+  return spec.n * spec.m <= kLaneElements;
+}
+
 int64_t StageBytes(const NormalizationSpec& spec) {
-  // Lines of a block of rows, as many as a vector of up to 64 bytes has lanes.
-  return 64 * ((std::max(spec.n, spec.m) + 15) / 16 * 16);
+  // As many lines as a vector of up to 64 bytes has lanes: a line is a whole small matrix, or a part of a larger one's
+  // row or column.
+  const int64_t line = SolvedInLanes(spec) ? spec.n * spec.m + 16 : std::max(spec.n, spec.m);
+  return 64 * ((line + 15) / 16 * 16);
 }
 
 namespace {
@@ -55,8 +105,6 @@ struct Cost {
 bool SolvedInDouble(const NormalizationSpec& spec) {
   return spec.problem.solver.precision == Precision::kDouble || spec.recipe.exact || spec.implicit;
 }
-bool SolvedInLanes(const NormalizationSpec& spec) { return spec.n * spec.m <= kLaneElements; }
-Tier FirstTier(const NormalizationSpec& spec) { return SolvedInDouble(spec) ? Tier::kDouble : Tier::kFloat; }
 
 double MemberSeconds(const NormalizationSpec& spec) {
   const double elements = static_cast<double>(spec.n) * static_cast<double>(spec.m);
@@ -70,80 +118,78 @@ double MemberSeconds(const NormalizationSpec& spec) {
   return 1e-9 * nanoseconds * (SolvedInDouble(spec) ? 2.2 : 1);
 }
 
-// ---- One larger member on its way -------------------------------------------------------------------------------------------
-// Forward by tiers until one holds it, then backward from P.
-class MemberRun {
+// ---- Groups on their way --------------------------------------------------------------------------------------------------
+Kind FirstKind(const NormalizationSpec& spec) {
+  if (!spec.forward) return Kind::kImplicit;
+  if (spec.recipe.exact) return Kind::kExact;
+  return SolvedInDouble(spec) ? Kind::kDouble : Kind::kFloat;
+}
+Kind NextKind(Kind kind) { return kind == Kind::kFloat ? Kind::kDouble : Kind::kDoubleLog; }
+
+// Runs groups of members with one kind of solver and, if the spec wants that, the implicit backward pass from their P.
+class GroupRun {
  public:
-  // `memory`: FirstBytes(spec), or null to have its own.
-  MemberRun(const NormalizationSpec& spec, void* memory) : spec_(spec), first_memory_(memory) {
-    if (spec.forward && spec.implicit) plan_.Allocate(spec.n * spec.m);
+  // `memory`: Bytes(kind, spec), or null to have its own.
+  GroupRun(Kind kind, const NormalizationSpec& spec, void* memory) : spec_(spec), kind_(kind) {
+    if (memory == nullptr) {
+      own_memory_.Allocate(Bytes(kind, spec));
+      memory = own_memory_.data();
+    }
+    char* next = static_cast<char*>(memory);
+    double* plan = nullptr;
+    if (NeedsPlan(kind, spec)) {
+      plan = reinterpret_cast<double*>(next);
+      next += PlanBytes(spec);
+      const int64_t bytes = SolverBytes(kind, spec);
+      implicit_.reset(MakeSolver(Kind::kImplicit, spec, next + bytes, plan));
+    }
+    solver_.reset(MakeSolver(kind, spec, next, plan));
   }
-  static int64_t FirstBytes(const NormalizationSpec& spec) {
-    return !spec.forward                         ? ImplicitBytes(spec)
-           : FirstTier(spec) == Tier::kFloat ? FloatForwardBytes(spec)
-                                                : DoubleForwardBytes(FirstTier(spec), spec);
+  static int64_t Bytes(Kind kind, const NormalizationSpec& spec) {
+    const int64_t backward = NeedsPlan(kind, spec) ? PlanBytes(spec) + SolverBytes(Kind::kImplicit, spec) : 0;
+    return SolverBytes(kind, spec) + backward;
   }
 
-  void Begin(int64_t member, int64_t next) {
-    member_ = member;
-    next_ = next;
-    Enter(FirstTier(spec_), !spec_.forward);
+  Kind kind() const { return kind_; }
+  int64_t capacity() const { return solver_->capacity(); }
+  int64_t blocks() const { return now_->blocks(); }
+  Convergence progress() const { return now_->progress(); }
+
+  void Begin(const MemberGroup& group) {
+    group_ = group;
+    now_ = solver_.get();
+    now_->Begin(group);
   }
-  int64_t blocks() const { return solver_->blocks(); }
-  Convergence progress() const { return solver_->progress(); }
-  void RunBlock(int64_t block, void* stage) { solver_->RunBlock(block, stage); }
-  // True: goes on.
+  void RunBlock(int64_t block, void* stage) { now_->RunBlock(block, stage); }
+  // True: another pass follows. False: the tally has it all, with the members to be solved again.
   bool EndPass(NormalizationTally* tally) {
-    if (solver_->EndPass()) return true;
-    NormalizationTally result;
-    solver_->Report(&result);
-    tally->Merge(result);
-    if (!result.redo.empty()) {
-      Enter(tier_ == Tier::kFloat ? Tier::kDouble : Tier::kDoubleLog, false);
-    } else if (spec_.forward && spec_.implicit && !backward_) {
-      Enter(tier_, true);
-    } else {
-      return false;
-    }
+    if (now_->EndPass()) return true;
+    now_->Report(tally);
+    if (now_ == implicit_.get() || implicit_ == nullptr) return false;
+    now_ = implicit_.get();
+    group_.store = solver_->stored();
+    now_->Begin(group_);
     return true;
+  }
+  void RunToEnd(void* stage, NormalizationTally* tally) {
+    do {
+      for (int64_t b = 0; b < blocks(); ++b) RunBlock(b, stage);
+    } while (EndPass(tally));
   }
 
  private:
-  void Enter(Tier tier, bool backward) {
-    if (solver_ == nullptr || tier != tier_ || backward != backward_) {
-      tier_ = tier;
-      backward_ = backward;
-      Make();
-    }
-    solver_->BeginMember(member_, next_);
-  }
-
-  void Make() {
-    solver_.reset();
-    const bool first = tier_ == FirstTier(spec_) && backward_ == !spec_.forward;
-    const int64_t bytes = first                    ? FirstBytes(spec_)
-                          : backward_              ? ImplicitBytes(spec_)
-                          : tier_ == Tier::kFloat ? FloatForwardBytes(spec_)
-                                                   : DoubleForwardBytes(tier_, spec_);
-    void* memory = first_memory_;
-    if (!first || memory == nullptr) {
-      if (memory_.size() < bytes) memory_.Allocate(bytes);
-      memory = memory_.data();
-    }
-    double* plan = spec_.forward && spec_.implicit ? plan_.data() : nullptr;
-    solver_.reset(backward_                ? MakeImplicit(spec_, memory, plan)
-                  : tier_ == Tier::kFloat ? MakeFloatForward(spec_, memory)
-                                           : MakeDoubleForward(tier_, spec_, memory, plan));
+  static bool NeedsPlan(Kind kind, const NormalizationSpec& spec) { return spec.implicit && kind != Kind::kImplicit; }
+  static int64_t PlanBytes(const NormalizationSpec& spec) {
+    const int64_t members = SolvedInLanes(spec) ? 8 : 1;  // Lanes of float64 in the widest vectors.
+    return (members * spec.n * spec.m * 8 + 127) / 128 * 128;
   }
 
   const NormalizationSpec& spec_;
-  void* const first_memory_;
-  int64_t member_ = 0, next_ = -1;
-  Tier tier_ = Tier::kFloat;
-  bool backward_ = false;
-  Buffer<char> memory_;
-  Buffer<double> plan_;
-  std::unique_ptr<MatrixSolver> solver_;
+  const Kind kind_;
+  MemberGroup group_;
+  Buffer<char> own_memory_;
+  std::unique_ptr<MatrixSolver> solver_, implicit_;
+  MatrixSolver* now_ = nullptr;
 };
 
 // ---- Work ---------------------------------------------------------------------------------------------------------------------
@@ -190,11 +236,7 @@ class WholeMembersWork final : public NormalizationWork {
   void RunChunk(int64_t chunk, Scratch* scratch) override {
     const int64_t first = chunk * per_chunk_, count = std::min(per_chunk_, problem_.count - first);
     NormalizationTally tally;  // Apart from the other chunks' until the end.
-    if (SolvedInLanes(spec_)) {
-      SolveLanes(first, count, scratch, &tally);
-    } else {
-      SolveSingly(first, count, scratch, &tally);
-    }
+    SolveMembers(first, count, scratch, &tally);
     tallies_[chunk] = std::move(tally);
   }
   void EndPhase() override {
@@ -205,34 +247,34 @@ class WholeMembersWork final : public NormalizationWork {
  private:
   static constexpr double kChunkSeconds = 100e-6;
 
-  void SolveLanes(int64_t first, int64_t count, Scratch* scratch, NormalizationTally* total) const {
+  // With one kind of solver after the other, until each member has found its own.
+  void SolveMembers(int64_t first, int64_t count, Scratch* scratch, NormalizationTally* total) const {
     std::vector<int64_t> members(count);
     std::iota(members.begin(), members.end(), first);
-    Tier tier = FirstTier(spec_);
-    while (!members.empty()) {
+    for (Kind kind = FirstKind(spec_); !members.empty(); kind = NextKind(kind)) {
       NormalizationTally tally;
-      const int64_t size = static_cast<int64_t>(members.size());
-      if (tier == Tier::kFloat) {
-        FloatLanes(spec_, members.data(), size, scratch, &tally);
-        tier = Tier::kDouble;
+      if (kind == Kind::kFloat && IsSquares(spec_)) {
+        SolveSquares(spec_, members.data(), static_cast<int64_t>(members.size()), scratch, &tally);
       } else {
-        DoubleLanes(tier, spec_, members.data(), size, scratch, &tally);
-        tier = Tier::kDoubleLog;
+        SolveGroups(kind, members, scratch, &tally);
       }
       total->Merge(tally);
       members = std::move(tally.redo);
     }
   }
 
-  void SolveSingly(int64_t first, int64_t count, Scratch* scratch, NormalizationTally* total) const {
-    const int64_t memory = MemberRun::FirstBytes(spec_);
-    char* block = static_cast<char*>(scratch->Get(static_cast<size_t>(memory + StageBytes(spec_))));
-    MemberRun run(spec_, block);
-    for (int64_t member = first; member < first + count; ++member) {
-      run.Begin(member, member + 1 < first + count ? member + 1 : -1);
-      do {
-        for (int64_t b = 0; b < run.blocks(); ++b) run.RunBlock(b, block + memory);
-      } while (run.EndPass(total));
+  void SolveGroups(Kind kind, const std::vector<int64_t>& members, Scratch* scratch, NormalizationTally* tally) const {
+    const int64_t bytes = GroupRun::Bytes(kind, spec_), count = static_cast<int64_t>(members.size());
+    char* memory = static_cast<char*>(scratch->Get(static_cast<size_t>(bytes + StageBytes(spec_))));
+    GroupRun run(kind, spec_, memory);
+    for (int64_t begin = 0; begin < count; begin += run.capacity()) {
+      MemberGroup group;
+      group.members = members.data() + begin;
+      group.count = std::min(run.capacity(), count - begin);
+      group.next = begin + group.count < count ? members[begin + group.count] : 0;
+      group.next_count = std::min(run.capacity(), count - begin - group.count);
+      run.Begin(group);
+      run.RunToEnd(memory + bytes, tally);
     }
   }
 
@@ -260,39 +302,57 @@ class ResidentMembersWork final : public NormalizationWork {
     return std::min(member_seconds_ / (spec_.iterations + 2) * static_cast<double>(passes_per_phase_), kPhaseSeconds);
   }
   void RunChunk(int64_t chunk, Scratch* scratch) override {
-    const auto [run, block] = chunks_[chunk];
+    const auto [resident, block] = chunks_[chunk];
     void* stage = scratch->Get(static_cast<size_t>(StageBytes(spec_)));
-    run->member.RunBlock(block, stage);
-    if (run->member.blocks() > 1) return;
+    resident->run->RunBlock(block, stage);
+    if (resident->run->blocks() > 1) return;
     for (int64_t pass = 1; pass < passes_per_phase_; ++pass) {
-      if (!(run->alive = run->member.EndPass(&run->tally))) return;
-      if (run->member.blocks() > 1) {  // The backward pass may be cut otherwise.
-        run->between_passes = true;
+      if (!(resident->alive = resident->EndPass(spec_))) return;
+      if (resident->run->blocks() > 1) {  // The backward pass may be cut otherwise.
+        resident->between_passes = true;
         return;
       }
-      run->member.RunBlock(0, stage);
+      resident->run->RunBlock(0, stage);
     }
   }
   void EndPhase() override {
-    for (auto& run : window_) {
-      if (!run->alive || std::exchange(run->between_passes, false)) continue;
-      run->alive = run->member.EndPass(&run->tally);
+    for (auto& resident : window_) {
+      if (!resident->alive || std::exchange(resident->between_passes, false)) continue;
+      resident->alive = resident->EndPass(spec_);
     }
-    for (auto& run : window_) {
-      if (!run->alive) tally_.Merge(run->tally);
+    for (auto& resident : window_) {
+      if (!resident->alive) tally_.Merge(resident->tally);
     }
-    window_.erase(std::remove_if(window_.begin(), window_.end(), [](const auto& run) { return !run->alive; }),
+    window_.erase(std::remove_if(window_.begin(), window_.end(), [](const auto& resident) { return !resident->alive; }),
                   window_.end());
     Refill();
   }
-  Convergence progress() const override { return window_.empty() ? tally_.worst : window_.front()->member.progress(); }
+  Convergence progress() const override { return window_.empty() ? tally_.worst : window_.front()->run->progress(); }
 
  private:
   static constexpr double kPhaseSeconds = 500e-6;
 
-  struct Run {
-    Run(const NormalizationSpec& spec, int64_t index) : member(spec, nullptr) { member.Begin(index, -1); }
-    MemberRun member;
+  struct Resident {
+    Resident(const NormalizationSpec& spec, int64_t index) : member(index) { Enter(FirstKind(spec), spec); }
+    void Enter(Kind kind, const NormalizationSpec& spec) {
+      run.reset();  // Its memory first.
+      run = std::make_unique<GroupRun>(kind, spec, nullptr);
+      MemberGroup group;
+      group.members = &member;
+      group.count = 1;
+      run->Begin(group);
+    }
+    // True: another pass follows, maybe of the next kind of solver.
+    bool EndPass(const NormalizationSpec& spec) {
+      if (run->EndPass(&tally)) return true;
+      if (tally.redo.empty()) return false;
+      tally.redo.clear();
+      Enter(NextKind(run->kind()), spec);
+      return true;
+    }
+
+    const int64_t member;
+    std::unique_ptr<GroupRun> run;
     NormalizationTally tally;
     bool alive = true;
     bool between_passes = false;
@@ -301,18 +361,18 @@ class ResidentMembersWork final : public NormalizationWork {
   void Refill() {
     const int64_t size = Window(spec_, problem_.count);
     while (static_cast<int64_t>(window_.size()) < size && next_ < problem_.count) {
-      window_.push_back(std::make_unique<Run>(spec_, next_++));
+      window_.push_back(std::make_unique<Resident>(spec_, next_++));
     }
     chunks_.clear();
-    for (const auto& run : window_) {
-      for (int64_t b = 0; b < run->member.blocks(); ++b) chunks_.emplace_back(run.get(), b);
+    for (const auto& resident : window_) {
+      for (int64_t b = 0; b < resident->run->blocks(); ++b) chunks_.emplace_back(resident.get(), b);
     }
   }
 
   int64_t passes_per_phase_;
   int64_t next_ = 0;
-  std::vector<std::unique_ptr<Run>> window_;
-  std::vector<std::pair<Run*, int64_t>> chunks_;
+  std::vector<std::unique_ptr<Resident>> window_;
+  std::vector<std::pair<Resident*, int64_t>> chunks_;
 };
 
 // Whether members are solved whole within a chunk. By shape and options alone.
@@ -321,15 +381,10 @@ bool SolvedWhole(const NormalizationSpec& spec) {
   return SolvedInLanes(spec) || MemberSeconds(spec) <= kLongestMember;
 }
 
-int64_t MemberBytes(const NormalizationSpec& spec) {
-  int64_t bytes = 0;
-  if (spec.forward) {
-    bytes = DoubleForwardBytes(spec.recipe.exact ? Tier::kDouble : Tier::kDoubleLog, spec);  // The largest tier.
-    if (spec.implicit) bytes = std::max(bytes, ImplicitBytes(spec)) + spec.n * spec.m * 8;
-  } else {
-    bytes = ImplicitBytes(spec);
-  }
-  return bytes;
+// Of one group, with the solver that needs most.
+int64_t GroupBytes(const NormalizationSpec& spec) {
+  const Kind first = FirstKind(spec);
+  return GroupRun::Bytes(first == Kind::kFloat || first == Kind::kDouble ? Kind::kDoubleLog : first, spec);
 }
 
 }  // namespace
@@ -344,8 +399,7 @@ std::unique_ptr<Work> MakeNormalizationWork(const Problem& problem) {
 int64_t NormalizationBytes(const Problem& problem) {
   using namespace normalization;
   const NormalizationSpec spec(problem);
-  if (SolvedInLanes(spec)) return 16 * MemberBytes(spec);  // A group of lanes, on the thread that solves it.
-  return MemberBytes(spec) * (SolvedWhole(spec) ? 1 : ResidentMembersWork::Window(spec, problem.count));
+  return GroupBytes(spec) * (SolvedWhole(spec) ? 1 : ResidentMembersWork::Window(spec, problem.count));
 }
 
 double NormalizationSeconds(const Problem& problem) {

@@ -1,4 +1,4 @@
-// The float32 tier of the normalisation, for every target.
+// Kind::kFloat for every target.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/normalization_float.cc"
 #include "kernels/cpu/targets.h"
@@ -6,10 +6,8 @@
 #include "hwy/foreach_target.h"
 //
 #include "hwy/highway.h"
-#include "kernels/cpu/normalization_kernels.h"
-#include "kernels/cpu/normalization_lanes-inl.h"
 #include "kernels/cpu/normalization_linear-inl.h"
-#include "kernels/cpu/normalization_squares-inl.h"
+#include "kernels/cpu/normalization_make-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn {
@@ -17,17 +15,9 @@ namespace cpu {
 namespace normalization {
 namespace HWY_NAMESPACE {
 
-void Lanes(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
-           NormalizationTally* tally) {
-#if HWY_TARGET != HWY_SCALAR
-  if (IsSquares(spec)) return SolveSquares(spec, members, count, scratch, tally);
-#endif
-  SolveForwardGroups<LinearSolver<LaneLayout<float>>>(spec, members, count, scratch, tally);
-}
-int64_t Bytes(const NormalizationSpec& spec) { return SolverBytes<LinearSolver<RowLayout<float>>>(spec); }
-MatrixSolver* Make(const NormalizationSpec& spec, void* memory) {
-  Arena arena(memory);
-  return new LinearSolver<RowLayout<float>>(spec, &arena, MatrixTensor());
+int64_t FloatBytes(const NormalizationSpec& spec) { return BytesOf<LinearSolver, float>(spec); }
+MatrixSolver* MakeFloat(const NormalizationSpec& spec, void* memory, double* plan) {
+  return MakeOf<LinearSolver, float>(spec, memory, plan);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -40,17 +30,12 @@ HWY_AFTER_NAMESPACE();
 namespace sinkhorn {
 namespace cpu {
 namespace normalization {
-HWY_EXPORT(Lanes);
-HWY_EXPORT(Bytes);
-HWY_EXPORT(Make);
+HWY_EXPORT(FloatBytes);
+HWY_EXPORT(MakeFloat);
 
-void FloatLanes(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
-                NormalizationTally* tally) {
-  HWY_DYNAMIC_DISPATCH(Lanes)(spec, members, count, scratch, tally);
-}
-int64_t FloatForwardBytes(const NormalizationSpec& spec) { return HWY_DYNAMIC_DISPATCH(Bytes)(spec); }
-MatrixSolver* MakeFloatForward(const NormalizationSpec& spec, void* memory) {
-  return HWY_DYNAMIC_DISPATCH(Make)(spec, memory);
+int64_t FloatSolverBytes(const NormalizationSpec& spec) { return HWY_DYNAMIC_DISPATCH(FloatBytes)(spec); }
+MatrixSolver* MakeFloatSolver(const NormalizationSpec& spec, void* memory, double* plan) {
+  return HWY_DYNAMIC_DISPATCH(MakeFloat)(spec, memory, plan);
 }
 
 }  // namespace normalization

@@ -149,11 +149,11 @@ class ImplicitSolver final : public MatrixSolver {
     block_scalar_ = arena->Take<Scalar>(blocks_ * kBlockScalars);
   }
 
-  // `store`: the lanes that count; null: the first `count`.
-  void Begin(const int64_t* members, int64_t count, const bool* store) {
+  int64_t capacity() const override { return kMembers; }
+  void Begin(const MemberGroup& group) override {
     for (int64_t l = 0; l < kMembers; ++l) {
-      group_.member[l] = members[l < count ? l : 0];
-      group_.store[l] = store == nullptr ? l < count : store[l];
+      group_.member[l] = group.members[l < group.count ? l : 0];
+      group_.store[l] = l < group.count && (group.store == nullptr || group.store[l]);
       if (spec_.dustbin) group_.border[l] = spec_.DustbinScore(group_.member[l]);
     }
     for (T* x : {row_sum_, row_inverse_, row_side_}) std::fill(x, x + layout_.row_elements(), T(0));
@@ -161,11 +161,8 @@ class ImplicitSolver final : public MatrixSolver {
     finite_ = true;
   }
 
-  void BeginMember(int64_t member, int64_t) override { Begin(&member, 1, nullptr); }
   int64_t blocks() const override { return blocks_; }
-  int64_t stage_bytes() const {
-    return Io::StageElements(layout_, block_rows_) * static_cast<int64_t>(sizeof(T));
-  }
+  const bool* stored() const override { return group_.store; }
   void RunBlock(int64_t block, void* stage) override {
     const int64_t begin = block * block_rows_, end = std::min(begin + block_rows_, layout_.rows());
     T* typed_stage = static_cast<T*>(stage);

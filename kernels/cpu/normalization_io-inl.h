@@ -321,9 +321,9 @@ template <class Layout>
 struct IoOf {
   using Type = RowIo<Layout>;
 };
-template <class T, int kRows, int kCols>
-struct IoOf<LaneLayout<T, kRows, kCols>> {
-  using Type = LaneIo<LaneLayout<T, kRows, kCols>>;
+template <class T>
+struct IoOf<LaneLayout<T>> {
+  using Type = LaneIo<LaneLayout<T>>;
 };
 
 }  // namespace HWY_NAMESPACE

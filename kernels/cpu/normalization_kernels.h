@@ -1,5 +1,8 @@
-// What leaves the SIMD translation units of the normalisation: solvers of groups of small matrices, one per lane, and of
-// single larger matrices, compiled for several instruction sets and chosen at run time.
+// What leaves the SIMD translation units of the normalisation: solvers, compiled for several instruction sets and chosen at
+// run time.
+//
+// A solver holds a group of members: as many small matrices as a vector has lanes, one per lane, or a single larger one
+// whose rows are cut into vectors. Which of the two depends on the shape alone.
 #ifndef SINKHORN_KERNELS_CPU_NORMALIZATION_KERNELS_H_
 #define SINKHORN_KERNELS_CPU_NORMALIZATION_KERNELS_H_
 
@@ -14,18 +17,7 @@ namespace sinkhorn {
 namespace cpu {
 namespace normalization {
 
-// How a member is solved. A tier that cannot hold a member's range of values hands it to the next one: its own data
-// decide, nothing else. EXACT and the implicit backward passes begin with kDouble.
-enum class Tier : uint8_t {
-  kFloat,      // Scaling vectors on exp(W - max) in float32: logits of a row within about 60.
-  kDouble,     // The same in float64: within about 600.
-  kDoubleLog,  // Potentials and log-sum-exps in float64: any logits.
-};
-
-// Members up to this many elements are solved one per lane.
-constexpr int64_t kLaneElements = 1024;
-
-// What some members came to. `redo`: those that the tier could not hold; they are not counted.
+// What some members came to. `redo`: those whose range of values the solver could not hold; they are not counted.
 struct NormalizationTally {
   Convergence worst;
   int64_t count = 0;  // Members
@@ -37,12 +29,21 @@ struct NormalizationTally {
   void Merge(const NormalizationTally& other);  // All but `redo`.
 };
 
-// A matrix being solved, pass by pass. The blocks of a pass may run concurrently.
+// Members for a solver. 1 <= count <= its capacity.
+struct MemberGroup {
+  const int64_t* members = nullptr;
+  int64_t count = 0;
+  const bool* store = nullptr;  // [count]; null: the results of all are stored.
+  // The `next_count` members from `next` on follow: their inputs are fetched in time.
+  int64_t next = 0, next_count = 0;
+};
+
+// Solves a group pass by pass. The blocks of a pass may run concurrently.
 class MatrixSolver {
  public:
   virtual ~MatrixSolver() = default;
-  // Begins with a member. `next` comes after it (-1: unknown): its inputs are fetched in time.
-  virtual void BeginMember(int64_t member, int64_t next) = 0;
+  virtual int64_t capacity() const = 0;
+  virtual void Begin(const MemberGroup& group) = 0;
   virtual int64_t blocks() const = 0;
   // `stage`: StageBytes(spec) that no other running block uses.
   virtual void RunBlock(int64_t block, void* stage) = 0;
@@ -51,27 +52,33 @@ class MatrixSolver {
   // REQUIRES: done.
   virtual void Report(NormalizationTally* tally) const = 0;
   virtual Convergence progress() const = 0;
+  // [capacity()]: whether a lane's results were stored.
+  virtual const bool* stored() const = 0;
 };
 
-// ---- Small matrices, one per lane: whole members, forward and backward ----------------------------------------------------
-void FloatLanes(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
-                NormalizationTally* tally);
-void DoubleLanes(Tier tier, const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
-                 NormalizationTally* tally);
+// How a group is solved. Forward, a member that is beyond its solver goes to the next: its own data decide, nothing else.
+enum class Kind : uint8_t {
+  kFloat,      // Scaling vectors on exp(W - max) in float32: logits of a row within about 60.
+  kDouble,     // The same in float64: within about 600.
+  kDoubleLog,  // Potentials and log-sum-exps in float64: any logits.
+  kExact,      // The recipe EXACT, float64.
+  kImplicit,   // An implicit backward pass, float64.
+};
 
-// ---- One matrix: solvers that have yet to begin with a member -------------------------------------------------------------
-// Enough for a block of any of them.
+bool SolvedInLanes(const NormalizationSpec& spec);
+// Memory for a block of any solver.
 int64_t StageBytes(const NormalizationSpec& spec);
 
-// Forward, with the unrolled backward pass if the spec has one. `memory`: of the stated size, 128-byte aligned, alive as
-// long as the solver; so is the spec. With `plan_copy` [n, m] P is written there too.
-int64_t FloatForwardBytes(const NormalizationSpec& spec);
-MatrixSolver* MakeFloatForward(const NormalizationSpec& spec, void* memory);
-int64_t DoubleForwardBytes(Tier tier, const NormalizationSpec& spec);
-MatrixSolver* MakeDoubleForward(Tier tier, const NormalizationSpec& spec, void* memory, double* plan_copy);
-// The implicit backward pass, from `plan` [n, m] or, where that is null, from the problem's own.
-int64_t ImplicitBytes(const NormalizationSpec& spec);
-MatrixSolver* MakeImplicit(const NormalizationSpec& spec, void* memory, const double* plan);
+// Memory of a solver, and the solver. `memory`: 128-byte aligned, alive as long as the solver; so is the spec. `plan`
+// [capacity, n, m]: where forward solvers leave a copy of P, by lane, and kImplicit finds it. Null: no copy; kImplicit takes the
+// problem's own plan. (kFloat leaves none.)
+int64_t SolverBytes(Kind kind, const NormalizationSpec& spec);
+MatrixSolver* MakeSolver(Kind kind, const NormalizationSpec& spec, void* memory, double* plan);
+
+// The shapes that come by the million, solved whole by kernels of their own (as kFloat).
+bool IsSquares(const NormalizationSpec& spec);
+void SolveSquares(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
+                  NormalizationTally* tally);
 
 }  // namespace normalization
 }  // namespace cpu

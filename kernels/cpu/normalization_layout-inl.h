@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
 
@@ -130,7 +131,7 @@ HWY_INLINE void Transpose(D d, V* v) {
 #endif
 
 // ---- One matrix per lane ------------------------------------------------------------------------------------------------
-template <class T_, int kRows = 0, int kCols = 0>  // 0: known at run time.
+template <class T_>
 class LaneLayout {
  public:
   using T = T_;
@@ -141,8 +142,8 @@ class LaneLayout {
   static constexpr int64_t kMembers = kLanes;
 
   LaneLayout(int64_t rows, int64_t cols) : rows_(rows), cols_(cols) {}
-  int64_t rows() const { return kRows > 0 ? kRows : rows_; }
-  int64_t cols() const { return kCols > 0 ? kCols : cols_; }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
   int64_t vectors() const { return cols(); }
   int64_t row_elements() const { return rows() * kLanes; }  // Memory of a row quantity.
   int64_t col_elements() const { return cols() * kLanes; }
@@ -375,7 +376,10 @@ class RowLayout {
     Turn<R>(i, s, w, f);
     for (int64_t j = 0; j < stride(); j += kLanes) {
       V sum = hn::Load(d, acc + j);
-      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j), w[r], sum);
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+        hwy::Prefetch(row[r] + R * stride() + j);
+        sum = hn::MulAdd(hn::Load(d, row[r] + j), w[r], sum);
+      }
       hn::Store(sum, d, acc + j);
     }
   }

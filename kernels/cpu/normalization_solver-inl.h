@@ -85,13 +85,14 @@ class ForwardSolver : public MatrixSolver {
     col_bar_ = arena->Take<T>(col);
   }
 
-  // Begins with these members. REQUIRES: 1 <= count <= kMembers.
-  void Begin(const int64_t* members, int64_t count) {
+  int64_t capacity() const final { return kMembers; }
+  void Begin(const MemberGroup& group) final {
     for (int64_t l = 0; l < kMembers; ++l) {
-      group_.member[l] = members[l < count ? l : 0];
-      group_.store[l] = l < count;
+      group_.member[l] = group.members[l < group.count ? l : 0];
+      group_.store[l] = l < group.count && (group.store == nullptr || group.store[l]);
       if (spec_.dustbin) group_.border[l] = spec_.DustbinScore(group_.member[l]);
     }
+    Fetch(group);
     if (spec_.own_marginals || !begun_) marginals_.Load(group_);
     if (!Layout::kPerLane && !begun_) {  // The padding of row quantities takes part in sums.
       std::fill(row_sum_, row_sum_ + layout_.row_elements(), T(0));
@@ -111,22 +112,8 @@ class ForwardSolver : public MatrixSolver {
     pass_ = Pass::kStart;
   }
 
-  // The groups of a chunk in order: fetches this one's outputs and the next one's inputs as the iterations go on.
-  void Fetch(int64_t first, int64_t count, int64_t next, int64_t next_count) {
-    const int64_t n = spec_.problem.n, m = spec_.problem.m, times = spec_.iterations;
-    fetchers_[0] = Fetcher(OutputTensor(outputs().plan, spec_.n, spec_.m), first, count, times);
-    fetchers_[1] = Fetcher(Logits(), next, next_count, times);
-    fetchers_[2] = Fetcher(InputTensor(inputs().cotangent, spec_.n, spec_.m), first, spec_.unrolled ? count : 0, times);
-    fetchers_[3] = Fetcher(OutputTensor(outputs().gradient_logits, n, m), first, count, times);
-  }
-  void BeginMember(int64_t member, int64_t next) final {
-    Begin(&member, 1);
-    if (blocks_ == 1) Fetch(member, 1, next, next < 0 ? 0 : 1);
-  }
-
   int64_t blocks() const final { return blocks_; }
-  int64_t stage_bytes() const { return Io::StageElements(layout_, block_rows_) * static_cast<int64_t>(sizeof(T)); }
-  const Group<kMembers>& group() const { return group_; }
+  const bool* stored() const final { return group_.store; }
 
   void RunBlock(int64_t block, void* stage) final {
     const int64_t begin = block * block_rows_, end = std::min(begin + block_rows_, layout_.rows());
@@ -283,6 +270,17 @@ class ForwardSolver : public MatrixSolver {
   Scalar* block_scalar_ = nullptr;
 
  private:
+  // Lines are fetched for groups in order, and where one thread does all passes.
+  void Fetch(const MemberGroup& group) {
+    const int64_t first = group.members[0], times = spec_.iterations;
+    const bool in_order = group.members[group.count - 1] - first == group.count - 1 && blocks_ == 1;
+    const int64_t count = in_order ? group.count : 0;
+    fetchers_[0] = Fetcher(OutputTensor(outputs().plan, spec_.n, spec_.m), first, count, times);
+    fetchers_[1] = Fetcher(Logits(), group.next, in_order ? group.next_count : 0, times);
+    fetchers_[2] = Fetcher(InputTensor(inputs().cotangent, spec_.n, spec_.m), first, spec_.unrolled ? count : 0, times);
+    fetchers_[3] = Fetcher(OutputTensor(outputs().gradient_logits, spec_.problem.n, spec_.problem.m), first, count, times);
+  }
+
   bool StoresAny() const {
     return std::any_of(group_.store, group_.store + kMembers, [](bool store) { return store; });
   }
@@ -499,7 +497,7 @@ class ForwardSolver : public MatrixSolver {
     }
   }
 
-  Fetcher fetchers_[4];  // P, the next logits, the cotangent, the gradient; none where blocks run concurrently.
+  Fetcher fetchers_[4];  // P, the next logits, the cotangent, the gradient.
   NormalizationTally tally_;
   Scalar row_error_, stopped_col_error_;
   bool begun_ = false;

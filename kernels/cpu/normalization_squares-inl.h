@@ -467,45 +467,13 @@ class Squares {
   Lanes groups_[kGroups];
 };
 
-// Whether the squares' kernels solve this. By shape and options alone.
-inline bool IsSquares(const NormalizationSpec& spec) {
-  const double guard = spec.recipe.guard_value;
-  return HWY_TARGET != HWY_SCALAR && spec.unit_marginals && (spec.n == 4 || spec.n == 8) && spec.tolerance == 0 &&
-         (spec.recipe.guard == Guard::kNone || (guard >= 1e-12 && guard <= 1e6));
-}
-
-template <int N, bool kTransposed, Guard kGuard>
-void SolveSquaresOf(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
-                    NormalizationTally* tally) {
-  using Solver = Squares<N, kTransposed, kGuard>;
+template <class Solver>
+void SolveAll(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
+              NormalizationTally* tally) {
   Arena measure(nullptr);
   Solver(spec, &measure);
   Arena arena(scratch->Get(measure.used()));
   Solver(spec, &arena).Solve(members, count, tally);
-}
-
-template <int N, bool kTransposed>
-void SolveSquaresGuarded(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
-                         NormalizationTally* tally) {
-  switch (spec.recipe.guard) {
-    case Guard::kNone:
-      return SolveSquaresOf<N, kTransposed, Guard::kNone>(spec, members, count, scratch, tally);
-    case Guard::kMax:
-      return SolveSquaresOf<N, kTransposed, Guard::kMax>(spec, members, count, scratch, tally);
-    case Guard::kAdd:
-      return SolveSquaresOf<N, kTransposed, Guard::kAdd>(spec, members, count, scratch, tally);
-  }
-}
-
-// REQUIRES: IsSquares(spec).
-inline void SolveSquares(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
-                         NormalizationTally* tally) {
-  if (spec.n == 4) {
-    return spec.transposed ? SolveSquaresGuarded<4, true>(spec, members, count, scratch, tally)
-                           : SolveSquaresGuarded<4, false>(spec, members, count, scratch, tally);
-  }
-  return spec.transposed ? SolveSquaresGuarded<8, true>(spec, members, count, scratch, tally)
-                         : SolveSquaresGuarded<8, false>(spec, members, count, scratch, tally);
 }
 
 }  // namespace HWY_NAMESPACE
