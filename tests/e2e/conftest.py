@@ -20,8 +20,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 ROOT = pathlib.Path(__file__).parents[2]
 BINARY = pathlib.Path(os.environ.get("SINKHORN_SERVER", ROOT / "bazel-bin/server/sinkhorn_server"))
-PROTOS = ["sinkhorn/v1/sinkhorn.proto", "google/rpc/status.proto", "google/rpc/error_details.proto",
-          "grpc/health/v1/health.proto"]
+PROTOS = [
+    "sinkhorn/v1/sinkhorn.proto",
+    "google/rpc/status.proto",
+    "google/rpc/error_details.proto",
+    "grpc/health/v1/health.proto",
+]
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.enable_retries", 0)]
 
 
@@ -34,9 +38,16 @@ class Server:
         self.log_path, ports = folder / "log", folder / "ports"
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [BINARY, "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}",
-                 "--drain_grace=300ms", *flags],
-                stderr=log)
+                [
+                    BINARY,
+                    "--listen=127.0.0.1:0",
+                    "--metrics_listen=127.0.0.1:0",
+                    f"--port_file={ports}",
+                    "--drain_grace=300ms",
+                    *flags,
+                ],
+                stderr=log,
+            )
         deadline = time.monotonic() + 60
         while not ports.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -53,11 +64,16 @@ class Server:
         """All samples: {(name, (label, value), ...): value}."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         text = urllib.request.urlopen(url, timeout=10).read().decode()
-        return {(sample.name, *sorted(sample.labels.items())): sample.value
-                for family in prometheus_client.parser.text_string_to_metric_families(text) for sample in family.samples}
+        families = prometheus_client.parser.text_string_to_metric_families(text)
+        samples = [sample for family in families for sample in family.samples]
+        return {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
 
     def metric(self, name, **labels):
         return self.metrics().get((name, *sorted(labels.items())), 0)
+
+    def rounds(self):
+        """How often the device has advanced its problems."""
+        return self.metric("sinkhorn_batches_total", device="cpu:0", family="all")
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
@@ -121,22 +137,32 @@ class Stub:
 
     def __init__(self, channel, service):
         for method in service.methods:
-            kind = ("stream" if method.client_streaming else "unary") + "_" + (
-                "stream" if method.server_streaming else "unary")
+            kind = (
+                ("stream" if method.client_streaming else "unary")
+                + "_"
+                + ("stream" if method.server_streaming else "unary")
+            )
             call = getattr(channel, kind)(
                 f"/{service.full_name}/{method.name}",
                 request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=message_factory.GetMessageClass(method.output_type).FromString)
+                response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
+            )
             setattr(self, method.name, call)
 
 
 class Api:
-    """Short words for making requests and reading answers. Has a descriptor pool of its own: other tests in this process
-    may load the same files under other names."""
+    """Short words for making requests and reading answers.
+
+    Has a descriptor pool of its own: other tests in this process may load the same files under other names."""
 
     def __init__(self, descriptor_set):
-        arguments = ["protoc", f"-I{ROOT / 'proto'}", f"-I{pathlib.Path(grpc_tools.__file__).parent / '_proto'}",
-                     "--include_imports", f"--descriptor_set_out={descriptor_set}"]
+        arguments = [
+            "protoc",
+            f"-I{ROOT / 'proto'}",
+            f"-I{pathlib.Path(grpc_tools.__file__).parent / '_proto'}",
+            "--include_imports",
+            f"--descriptor_set_out={descriptor_set}",
+        ]
         assert grpc_tools.protoc.main([*arguments, *PROTOS]) == 0
         pool = descriptor_pool.DescriptorPool()
         for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set.read_bytes()).file:
@@ -181,17 +207,24 @@ class Api:
         return np.frombuffer(tensor.data, dtype).reshape(tuple(tensor.shape))
 
     def normalization(self, logits, iterations=20, **fields):
-        return self.pb.SolveRequest(normalization=self.pb.NormalizationProblem(logits=self.tensor(logits)),
-                                    solver=self.pb.SolverOptions(max_iterations=iterations), **fields)
+        return self.pb.SolveRequest(
+            normalization=self.pb.NormalizationProblem(logits=self.tensor(logits)),
+            solver=self.pb.SolverOptions(max_iterations=iterations),
+            **fields,
+        )
 
     def dense(self, cost, epsilon, outputs=(), **solver):
-        return self.pb.SolveRequest(dense=self.pb.DenseProblem(cost=self.tensor(cost)),
-                                    solver=self.pb.SolverOptions(epsilon=epsilon, **solver), outputs=outputs)
+        return self.pb.SolveRequest(
+            dense=self.pb.DenseProblem(cost=self.tensor(cost)),
+            solver=self.pb.SolverOptions(epsilon=epsilon, **solver),
+            outputs=outputs,
+        )
 
     def cloud(self, x, y, epsilon, outputs=(), **solver):
         problem = self.pb.PointCloudProblem(x=self.tensor(x), y=self.tensor(y), cost=1)
-        return self.pb.SolveRequest(point_cloud=problem, solver=self.pb.SolverOptions(epsilon=epsilon, **solver),
-                                    outputs=outputs)
+        return self.pb.SolveRequest(
+            point_cloud=problem, solver=self.pb.SolverOptions(epsilon=epsilon, **solver), outputs=outputs
+        )
 
     def long_problem(self):
         """Runs for longer than any test waits, in slices, and is cheap to send."""

@@ -31,10 +31,11 @@ def test_a_client_killed_in_the_middle_of_a_call(api, start, eventually, tmp_pat
         call = channel.unary_unary("/{SERVICE}/Solve", request_serializer=bytes, response_deserializer=bytes)
         call(pathlib.Path("{request}").read_bytes())
     """)
+    before = server.rounds()
     client = subprocess.Popen([sys.executable, "-c", script])
     try:
-        eventually(lambda: server.metric("sinkhorn_batches_total", device="cpu:0", family="all") > 10
-                   and server.metric("sinkhorn_requests_in_flight") == 1)
+        eventually(lambda: server.rounds() > before + 3)
+        assert server.metric("sinkhorn_requests_in_flight") == 1
     finally:
         client.kill()
         client.wait()
@@ -76,7 +77,8 @@ def test_sigterm_under_load_loses_no_accepted_call(api, start):
                     _, reason, _, _ = api.error(error)
                     # Refused by the server, or never taken: its port is closed.
                     fine = error.code() == grpc.StatusCode.UNAVAILABLE and (
-                        reason == "DRAINING" or "failed to connect" in error.details().lower())
+                        reason == "DRAINING" or "failed to connect" in error.details().lower()
+                    )
                     with lock:
                         (refused if fine else strange).append((error.code(), reason, error.details()))
                     return
@@ -98,9 +100,9 @@ def test_sigterm_under_load_loses_no_accepted_call(api, start):
 
 
 def test_streams_get_their_answers_before_the_server_goes(api, start, eventually):
-    server = start("--drain_grace=0s")
+    server = start("--drain_grace=0s", "--drain_timeout=60s")
     rng = np.random.default_rng(0)
-    problem = api.cloud(*rng.random((2, 400, 3), dtype=np.float32), 0.01, tolerance=0, max_iterations=300)
+    problem = api.cloud(*rng.random((2, 1000, 3), dtype=np.float32), 0.01, tolerance=0, max_iterations=600)
     done = threading.Event()
 
     def requests():
@@ -173,20 +175,23 @@ def test_a_second_signal_exits_at_once(start):
 # ---- Flags ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("flag", "says"), [
-    ("--no_such_flag=1", "no_such_flag"),
-    ("--threads=many", "many"),
-    ("--threads=-1", "--threads must be in [0, 4096]; got -1"),
-    ("--listen=localhost", "--listen must be HOST:PORT; got 'localhost'"),
-    ("--metrics_listen=localhost:99999", "--metrics_listen must be HOST:PORT"),
-    ("--backend=tpu", "--backend must be auto, cpu or cuda; got 'tpu'"),
-    ("--max_queue_requests=0", "--max_queue_requests must be in [1,"),
-    ("--max_queue_bytes=5", "--max_queue_bytes must hold one request"),
-    ("--drain_grace=-1s", "--drain_grace must be >= 0; got -1s"),
-    ("--tls_cert=x", "--tls_cert and --tls_key must be set together"),
-    ("positional", "takes flags only; got 'positional'"),
-    ("--backend=cuda", "no CUDA backend"),
-])
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--no_such_flag=1", "no_such_flag"),
+        ("--threads=many", "many"),
+        ("--threads=-1", "--threads must be in [0, 4096]; got -1"),
+        ("--listen=localhost", "--listen must be HOST:PORT; got 'localhost'"),
+        ("--metrics_listen=localhost:99999", "--metrics_listen must be HOST:PORT"),
+        ("--backend=tpu", "--backend must be auto, cpu or cuda; got 'tpu'"),
+        ("--max_queue_requests=0", "--max_queue_requests must be in [1,"),
+        ("--max_queue_bytes=5", "--max_queue_bytes must hold one request"),
+        ("--drain_grace=-1s", "--drain_grace must be >= 0; got -1s"),
+        ("--tls_cert=x", "--tls_cert and --tls_key must be set together"),
+        ("positional", "takes flags only; got 'positional'"),
+        ("--backend=cuda", "no CUDA backend"),
+    ],
+)
 def test_bad_flags_say_what_is_wrong(run_binary, flag, says):
     result = run_binary(flag)
     assert result.returncode in (1, 2)
@@ -204,9 +209,22 @@ def test_a_port_in_use_is_an_error(run_binary, server):
 
 def test_help_and_version(run_binary):
     help_text = run_binary("--help").stdout
-    for flag in ("listen", "metrics_listen", "backend", "max_queue_requests", "max_queue_bytes", "max_batch_delay_us",
-                 "max_receive_message_bytes", "drain_grace", "drain_timeout", "max_connection_age",
-                 "max_connection_age_grace", "keepalive_time_ms", "reflection", "tls_cert"):
+    for flag in (
+        "listen",
+        "metrics_listen",
+        "backend",
+        "max_queue_requests",
+        "max_queue_bytes",
+        "max_batch_delay_us",
+        "max_receive_message_bytes",
+        "drain_grace",
+        "drain_timeout",
+        "max_connection_age",
+        "max_connection_age_grace",
+        "keepalive_time_ms",
+        "reflection",
+        "tls_cert",
+    ):
         assert f"--{flag} (" in help_text
     assert "absl" not in help_text, "the libraries' flags are not ours"
     assert run_binary("--version").stdout.startswith("sinkhorn_server ")
@@ -218,9 +236,26 @@ def test_help_and_version(run_binary):
 def make_certificate(folder, name, authority=None):
     """A key and a certificate for localhost, signed by itself or by `authority`."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-               "-keyout", key, "-out", certificate, "-days", "2", "-subj", f"/CN={name}",
-               "-addext", "subjectAltName=DNS:localhost"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+    ]
     if authority is not None:
         command += ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key"]
     subprocess.run(command, check=True, capture_output=True)
@@ -243,8 +278,12 @@ def test_clients_need_a_certificate_when_an_authority_is_given(api, start, tmp_p
     server = start(f"--tls_key={key}", f"--tls_cert={certificate}", f"--tls_client_ca={client_certificate}")
     request = api.normalization(np.zeros((2, 2), np.float32))
     root = certificate.read_bytes()
-    with api.stub(server, root_certificates=root, private_key=client_key.read_bytes(),
-                     certificate_chain=client_certificate.read_bytes()) as stub:
+    with api.stub(
+        server,
+        root_certificates=root,
+        private_key=client_key.read_bytes(),
+        certificate_chain=client_certificate.read_bytes(),
+    ) as stub:
         assert stub.Solve(request, timeout=20).HasField("plan")
     with api.stub(server, root_certificates=root) as stub, pytest.raises(grpc.RpcError):
         stub.Solve(request, timeout=5)

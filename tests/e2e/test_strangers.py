@@ -18,17 +18,31 @@ PROTO = pathlib.Path(__file__).parents[2] / "proto"
 SERVICE = "sinkhorn.v1.SinkhornService"
 
 METRICS = {
-    "grpc_server_call_started_total": "grpc_method", "grpc_server_call_duration_seconds_count": "grpc_method grpc_status",
-    "sinkhorn_build_info": "version commit cuda arch", "sinkhorn_server_state": "state", "sinkhorn_requests_in_flight": "",
-    "sinkhorn_requests_rejected_total": "reason", "sinkhorn_requests_abandoned_total": "stage cause",
-    "sinkhorn_wasted_device_seconds_total": "cause", "sinkhorn_stage_duration_seconds_count": "stage",
-    "sinkhorn_queue_requests": "", "sinkhorn_queue_bytes": "", "sinkhorn_queue_predicted_seconds": "",
-    "sinkhorn_queue_oldest_age_seconds": "", "sinkhorn_batches_total": "device family",
-    "sinkhorn_batch_problems_count": "family", "sinkhorn_iterations_count": "problem",
-    "sinkhorn_marginal_error_count": "problem", "sinkhorn_outcomes_total": "problem outcome",
-    "sinkhorn_device_busy_seconds_total": "device", "sinkhorn_device_memory_bytes": "device pool",
-    "sinkhorn_device_healthy": "device", "process_cpu_seconds_total": "", "process_resident_memory_bytes": "",
-    "process_open_fds": "", "process_start_time_seconds": "",
+    "grpc_server_call_started_total": "grpc_method",
+    "grpc_server_call_duration_seconds_count": "grpc_method grpc_status",
+    "sinkhorn_build_info": "version commit cuda arch",
+    "sinkhorn_server_state": "state",
+    "sinkhorn_requests_in_flight": "",
+    "sinkhorn_requests_rejected_total": "reason",
+    "sinkhorn_requests_abandoned_total": "stage cause",
+    "sinkhorn_wasted_device_seconds_total": "cause",
+    "sinkhorn_stage_duration_seconds_count": "stage",
+    "sinkhorn_queue_requests": "",
+    "sinkhorn_queue_bytes": "",
+    "sinkhorn_queue_predicted_seconds": "",
+    "sinkhorn_queue_oldest_age_seconds": "",
+    "sinkhorn_batches_total": "device family",
+    "sinkhorn_batch_problems_count": "family",
+    "sinkhorn_iterations_count": "problem",
+    "sinkhorn_marginal_error_count": "problem",
+    "sinkhorn_outcomes_total": "problem outcome",
+    "sinkhorn_device_busy_seconds_total": "device",
+    "sinkhorn_device_memory_bytes": "device pool",
+    "sinkhorn_device_healthy": "device",
+    "process_cpu_seconds_total": "",
+    "process_resident_memory_bytes": "",
+    "process_open_fds": "",
+    "process_start_time_seconds": "",
 }
 
 
@@ -75,8 +89,13 @@ def test_prometheus_reads_every_name(api, start, eventually):
     for name, expected in METRICS.items():
         assert labels.get(name) == set(expected.split()), name
     # A66: 10 us to 100 s.
-    bounds = {label[1] for key in server.metrics() if key[0] == "grpc_server_call_duration_seconds_bucket"
-              for label in key[1:] if label[0] == "le"}
+    bounds = {
+        label[1]
+        for key in server.metrics()
+        if key[0] == "grpc_server_call_duration_seconds_bucket"
+        for label in key[1:]
+        if label[0] == "le"
+    }
     assert {"1e-05", "0.001", "100.0", "+Inf"} <= {str(float(b)) if b != "+Inf" else b for b in bounds}
 
 
@@ -116,7 +135,8 @@ def test_k6_solves(server, tmp_path):
     script = K6.replace("PROTO", str(PROTO)).replace("ADDRESS", server.address).replace("LOGITS", logits)
     script = script.replace("EXPECTED", str(1 / (1 + np.exp(-1))))
     (tmp_path / "solve.js").write_text(script)
-    result = subprocess.run([k6, "run", "--no-usage-report", "--quiet", tmp_path / "solve.js"], capture_output=True,
-                            text=True, timeout=120)
+    result = subprocess.run(
+        [k6, "run", "--no-usage-report", "--quiet", tmp_path / "solve.js"], capture_output=True, text=True, timeout=120
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "checks_succeeded...: 100.00%" in result.stdout or "100.00%" in result.stdout, result.stdout
