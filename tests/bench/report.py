@@ -99,8 +99,8 @@ def _fixed(section):
         "## Fixed iterations, float32, milliseconds (median)",
         "",
         "Every answer is checked against float64 first; the error column is ours (potentials: in units of epsilon).",
-        "Ratio: the fastest peer's time over ours. Floor: the row's least work at this machine's ceilings, and what it is",
-        "mostly made of: that resource bounds a row that falls short.",
+        "Ratio: the fastest peer's time over ours. Floor: the row's least work at this machine's ceilings, and what it",
+        "is mostly made of: that resource bounds a row that falls short.",
         "",
     ]
     rows = []
