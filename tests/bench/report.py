@@ -152,6 +152,12 @@ def _cell(entry):
     return number(entry["median_ms"]) + ("" if entry["same_work"] else " (own schedule)")
 
 
+NOT_THERE = (
+    "All peers. A peer much slower than the fastest is given up after a few times the fastest one's time (its error then "
+    "is shown), or not run if its time per iteration and the iterations it needs are known."
+)
+
+
 def _cold(section):
     lines = [
         f"## From cold to a marginal error of {section['target']:g}, milliseconds (median)",
@@ -179,7 +185,7 @@ def _cold(section):
                 f"- {r['case']}, {r['factor']:g}: " + "; ".join(_cold_peer(*item) for item in r["peers"].items())
             )
     lines += table(["problem, epsilon", "ours, strict", "ours, double", "fastest peer that gets there", "ratio"], rows)
-    return lines + (["All peers:", "", *notes, ""] if notes else [])
+    return lines + ([NOT_THERE, "", *notes, ""] if notes else [])
 
 
 def _cold_peer(name, entry):
@@ -187,7 +193,7 @@ def _cold_peer(name, entry):
         return f"{name} {number(entry['median_ms'])} ms" + (
             f" ({entry['iterations']:,} it)" if entry["iterations"] else ""
         )
-    return f"{name} does not get there ({entry['note']})"
+    return f"{name} {entry['note']}" if entry["note"].startswith("not run") else f"{name} not there: {entry['note']}"
 
 
 def _serving(section):
