@@ -193,7 +193,7 @@ def _cold_peer(name, entry):
         return f"{name} {number(entry['median_ms'])} ms" + (
             f" ({entry['iterations']:,} it)" if entry["iterations"] else ""
         )
-    return f"{name} {entry['note']}" if entry["note"].startswith("not run") else f"{name} not there: {entry['note']}"
+    return f"{name} " + ("" if entry["note"].startswith("not run") else "not there: ") + entry["note"]
 
 
 def _serving(section):
