@@ -153,8 +153,8 @@ def _cell(entry):
 
 
 NOT_THERE = (
-    "All peers. A peer much slower than the fastest is given up after a few times the fastest one's time (its error then "
-    "is shown), or not run if its time per iteration and the iterations it needs are known."
+    "All peers. A peer much slower than the fastest is given up after a few times its time (the error is then "
+    "shown), or not run if its time per iteration and the iterations it needs are known."
 )
 
 
