@@ -96,26 +96,38 @@ int64_t StageBytes(const NormalizationSpec& spec) {
 
 namespace {
 
-// ---- Cost model: seconds of one member on one AVX-512 core (measured; see NormalizationSeconds in work.h) ------------------
-struct Cost {
-  double element;            // Of an element: loading, exponentials, storing.
-  double element_iteration;  // Of an element in an iteration.
-};
-
+// ---- Cost model: nanoseconds on one AVX-512 core, fitted to measurements (65,536 x 4 x 4 ... 1,000 x 1,000) ---------------
 bool SolvedInDouble(const NormalizationSpec& spec) {
   return spec.problem.solver.precision == Precision::kDouble || spec.recipe.exact || spec.implicit;
 }
 
-double MemberSeconds(const NormalizationSpec& spec) {
+// One iteration: a part per element, by the cache that holds K and its neighbours in lanes, and a part per row and column.
+double IterationNanoseconds(const NormalizationSpec& spec) {
   const double elements = static_cast<double>(spec.n) * static_cast<double>(spec.m);
   const double lines = static_cast<double>(spec.n + spec.m);
-  const bool lanes = SolvedInLanes(spec);
-  double nanoseconds = 20 + elements * (lanes ? .5 : .6);
-  const double iteration = lanes ? .045 * elements + .06 * lines : .05 * elements + .3 * lines;
-  if (spec.forward) nanoseconds += spec.iterations * iteration * (spec.recipe.exact ? 10 : 1);
-  if (spec.unrolled) nanoseconds += elements + 2.2 * spec.iterations * iteration;
-  if (spec.implicit) nanoseconds += elements + std::min(lines, 60.0) * iteration;
-  return 1e-9 * nanoseconds * (SolvedInDouble(spec) ? 2.2 : 1);
+  if (IsSquares(spec)) return .03 * elements + .08 * lines;
+  if (SolvedInLanes(spec)) return (elements <= 512 ? .05 : .09) * elements + .08 * lines;
+  return (elements <= 1e4 ? .05 : elements <= 4e5 ? .08 : .19) * elements + .3 * lines;
+}
+
+double ExactNanoseconds(const NormalizationSpec& spec) {
+  constexpr double kEvaluations = 15;  // Usual; the limit on iterations is far beyond.
+  const double rows = static_cast<double>(spec.rows), cols = static_cast<double>(spec.cols);
+  const double factor = (SolvedInLanes(spec) ? .12 : .05) * cols * cols * (rows + cols / 3);
+  const double gradients = 40 * .2 * rows * cols;
+  return std::min<double>(spec.iterations, kEvaluations) * (25 + rows * cols + std::min(factor, gradients));
+}
+
+double MemberSeconds(const NormalizationSpec& spec) {
+  const double elements = static_cast<double>(spec.n) * static_cast<double>(spec.m);
+  const double iteration = IterationNanoseconds(spec), iterations = spec.iterations;
+  double nanoseconds = 2 + .4 * elements;
+  if (spec.forward && !spec.recipe.exact) nanoseconds += iterations * iteration;
+  if (spec.unrolled) nanoseconds += .5 * elements + 1.5 * iterations * iteration;
+  if (spec.implicit) nanoseconds += elements + std::min(static_cast<double>(spec.n + spec.m), 60.0) * iteration;
+  if (SolvedInDouble(spec)) nanoseconds *= 2.2;
+  if (spec.forward && spec.recipe.exact) nanoseconds += ExactNanoseconds(spec);
+  return 1e-9 * nanoseconds;
 }
 
 // ---- Groups on their way --------------------------------------------------------------------------------------------------
@@ -377,7 +389,7 @@ class ResidentMembersWork final : public NormalizationWork {
 
 // Whether members are solved whole within a chunk. By shape and options alone.
 bool SolvedWhole(const NormalizationSpec& spec) {
-  constexpr double kLongestMember = 3e-3;
+  constexpr double kLongestMember = 1e-3;
   return SolvedInLanes(spec) || MemberSeconds(spec) <= kLongestMember;
 }
 

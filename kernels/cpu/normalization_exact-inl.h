@@ -47,6 +47,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
     this->plan_ = arena->Take<T>(this->layout_.matrix_elements());
     sweep_ = arena->Take<T>(col);
     newton_ = arena->Take<T>(col);
+    target_ = arena->Take<T>(col);
     missing_ = arena->Take<T>(col);
   }
 
@@ -59,10 +60,6 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
 
   T* Gamma() const { return this->W(0); }
   T* Trial() const { return this->W(1); }
-  V Total() const {
-    return SumOver(this->layout_, this->layout_.col_elements(),
-                   [&](int64_t k) HWY_ATTR { return hn::Load(D(), this->marginals_.col + k); });
-  }
 
   void StartRows(int64_t begin, int64_t end, Scalar*) {
     const D d;
@@ -82,7 +79,23 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
     scale_.Fill(1);
     tries_.Fill(0);
     is_newton_.Fill(0);
-    hn::Store(Total(), D(), total_.value);
+    SetTarget();
+  }
+
+  // The column marginals, of the rows' total to the last bit: given totals may differ by 1e-5, rounded ones do.
+  void SetTarget() {
+    const D d;
+    const auto total = [&](const T* x, int64_t elements) HWY_ATTR {
+      return SumOver(this->layout_, elements, [&](int64_t k) HWY_ATTR { return hn::Load(d, x + k); });
+    };
+    const V rows = total(this->marginals_.row, this->layout_.row_elements());
+    const V cols = total(this->marginals_.col, this->layout_.col_elements());
+    const V scale = hn::Div(rows, cols);
+    for (int64_t k = 0; k < this->layout_.col_elements(); k += kLanes) {
+      hn::Store(hn::Mul(scale, hn::Load(d, this->marginals_.col + k)), d, target_ + k);
+    }
+    hn::Store(rows, d, total_.value);
+    hn::Store(hn::Abs(hn::Sub(rows, cols)), d, difference_.value);
   }
 
   // P at these column potentials, with exact rows, and its column sums.
@@ -126,7 +139,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
     this->CombineColumns(this->Accumulator(0));
     const T* sums = this->Accumulator(0);
     const V error = this->L1(layout.col_elements(), [&](int64_t k) HWY_ATTR {
-      return hn::Sub(hn::Load(d, this->marginals_.col + k), hn::Load(d, sums + k));
+      return hn::Sub(hn::Load(d, target_ + k), hn::Load(d, sums + k));
     });
     const V zero = hn::Zero(d), old_error = hn::Load(d, error_.value);
     const auto newton = hn::Ne(hn::Load(d, is_newton_.value), zero);
@@ -166,7 +179,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
     const D d;
     for (int64_t jv = 0; jv < this->layout_.vectors(); ++jv) {
       const int64_t k = jv * kLanes;
-      const V target = hn::Load(d, this->marginals_.col + k), sum = hn::Load(d, sums + k);
+      const V target = hn::Load(d, target_ + k), sum = hn::Load(d, sums + k);
       const V ratio = hn::Div(target, hn::Max(sum, hn::Set(d, T(1e-300))));
       const V sweep = this->layout_.KeepColumns(jv, Log(d, hn::Min(ratio, hn::Set(d, T(1e300)))));
       const auto put = [&](V value, T* x) HWY_ATTR { hn::Store(hn::IfThenElse(accepted, value, hn::Load(d, x + k)), d, x + k); };
@@ -231,7 +244,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
   void Judge(int64_t l, double error, Convergence* convergence) const {
     const double tolerance = this->spec_.tolerance, total = total_.value[l];
     const bool stopped = this->stopped_.value[l] != 0;
-    convergence->converged = error <= std::max(tolerance, kStall * total);
+    convergence->converged = error <= std::max(tolerance, kStall * total + 1.001 * difference_.value[l]);
     convergence->stop_reason = !stopped                             ? StopReason::kMaxIterations
                                : tolerance > 0 && error <= tolerance ? StopReason::kTolerance
                                                                      : StopReason::kPrecision;
@@ -247,8 +260,9 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
   const bool dense_;
   LaplacianFactor<Layout> factor_of_;
   LaplacianCg<Layout> cg_;
-  T *sweep_, *newton_, *missing_;
+  T *sweep_, *newton_, *target_, *missing_;
   Scalar error_, scale_, tries_, is_newton_, total_;
+  Scalar difference_;  // Of the given totals.
 };
 
 }  // namespace HWY_NAMESPACE

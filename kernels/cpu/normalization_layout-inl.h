@@ -67,6 +67,10 @@ HWY_INLINE void StoreLowerBlock(D d, V value, hn::TFromD<D>* to) {
   }
 }
 
+// Long sums are sums of sums: a float32 sum of thousands of like terms, one by one, is wrong by 1e-5.
+constexpr int64_t kPanelRows = HWY_TARGET == HWY_SCALAR ? 16 : 128;  // Vectors take four or more rows at a time.
+constexpr int64_t kPanelVectors = 16;
+
 // ---- Transposition of a square of vectors -------------------------------------------------------------------------------
 #if HWY_TARGET == HWY_SCALAR
 template <class D, class V>
@@ -195,15 +199,20 @@ class LaneLayout {
       row[r] = matrix + (i + r) * stride();
       w[r] = hn::Zero(d);
     }
-    for (int64_t j = 0; j < cols(); ++j) {
-      const V yj = hn::Load(d, y + j * kLanes);
-      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) w[r] = hn::MulAdd(hn::Load(d, row[r] + j * kLanes), yj, w[r]);
+    for (int64_t begin = 0; begin < cols(); begin += kPanelVectors) {
+      V part[R];
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) part[r] = hn::Zero(d);
+      for (int64_t j = begin; j < std::min(begin + kPanelVectors, cols()); ++j) {
+        const V yj = hn::Load(d, y + j * kLanes);
+        SINKHORN_UNROLLED for (int r = 0; r < R; ++r) part[r] = hn::MulAdd(hn::Load(d, row[r] + j * kLanes), yj, part[r]);
+      }
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) w[r] = hn::Add(w[r], part[r]);
     }
     SINKHORN_UNROLLED for (int r = 0; r < R; ++r) w[r] = f(Row{i + r}, w[r]);
     for (int64_t j = 0; j < cols(); ++j) {
-      V sum = first ? hn::Zero(d) : hn::Load(d, acc + j * kLanes);
-      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j * kLanes), w[r], sum);
-      hn::Store(sum, d, acc + j * kLanes);
+      V sum = hn::Mul(hn::Load(d, row[0] + j * kLanes), w[0]);
+      SINKHORN_UNROLLED for (int r = 1; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j * kLanes), w[r], sum);
+      hn::Store(first ? sum : hn::Add(hn::Load(d, acc + j * kLanes), sum), d, acc + j * kLanes);
     }
   }
 
@@ -369,18 +378,21 @@ class RowLayout {
       row[r] = matrix + (i + r) * stride();
       s[r] = hn::Zero(d);
     }
-    for (int64_t j = 0; j < stride(); j += kLanes) {
-      const V yj = hn::Load(d, y + j);
-      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) s[r] = hn::MulAdd(hn::Load(d, row[r] + j), yj, s[r]);
+    for (int64_t first = 0; first < stride(); first += kPanelVectors * kLanes) {
+      V part[R];
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) part[r] = hn::Zero(d);
+      for (int64_t j = first; j < std::min(first + kPanelVectors * kLanes, stride()); j += kLanes) {
+        const V yj = hn::Load(d, y + j);
+        SINKHORN_UNROLLED for (int r = 0; r < R; ++r) part[r] = hn::MulAdd(hn::Load(d, row[r] + j), yj, part[r]);
+      }
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) s[r] = hn::Add(s[r], part[r]);
     }
     Turn<R>(i, s, w, f);
     for (int64_t j = 0; j < stride(); j += kLanes) {
-      V sum = hn::Load(d, acc + j);
-      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
-        hwy::Prefetch(row[r] + R * stride() + j);
-        sum = hn::MulAdd(hn::Load(d, row[r] + j), w[r], sum);
-      }
-      hn::Store(sum, d, acc + j);
+      V sum = hn::Mul(hn::Load(d, row[0] + j), w[0]);
+      SINKHORN_UNROLLED for (int r = 1; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j), w[r], sum);
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) hwy::Prefetch(row[r] + R * stride() + j);  // The next turn's.
+      hn::Store(hn::Add(hn::Load(d, acc + j), sum), d, acc + j);
     }
   }
 
@@ -413,10 +425,10 @@ class RowLayout {
       }
     }
     Turn<R>(i, s, w, f);
-    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
-      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
-        acc[c] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), w[r], acc[c]);
-      }
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+      V sum = hn::Mul(hn::Load(d, rows + c * kLanes), w[0]);
+      SINKHORN_UNROLLED for (int r = 1; r < R; ++r) sum = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), w[r], sum);
+      acc[c] = hn::Add(acc[c], sum);
     }
   }
 
@@ -435,12 +447,15 @@ class RowLayout {
     }
     HWY_ALIGN T w[kRows];
     hn::Store(f(Row<kRows>{i}, SumRows<kRows>(s)), d, w);
+    V sum[C];
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) sum[c] = hn::Zero(d);
     SINKHORN_UNROLLED for (int r = 0; r < kRows; ++r) {
       const V one = hn::Set(d, w[r]);
       SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
-        acc[c] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), one, acc[c]);
+        sum[c] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), one, sum[c]);
       }
     }
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) acc[c] = hn::Add(acc[c], sum[c]);
   }
 
   int64_t rows_, cols_, vectors_;

@@ -232,15 +232,17 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     const T* marginal = this->marginals_.row;
     const bool skip = this->row_step_is_done();
     const V guard = RowGuard(), inverse = Inverse(guard);
-    this->layout_.Sweep(this->matrix_, begin, end, this->W(this->t_ - 1), this->Accumulator(block),
-                        [=](auto row, V s) HWY_ATTR {
-                          const V before = row.Load(old);
-                          if (sums != nullptr) row.Store(s, sums);
-                          V u = Rescaled<kGuard>(D(), s, before, row.Load(marginal), guard, inverse);
-                          if (skip) u = before;
-                          row.Store(u, now);
-                          return u;
-                        });
+    const auto rescale = [=](auto row, V s) HWY_ATTR {
+      const V before = row.Load(old);
+      if (sums != nullptr) row.Store(s, sums);
+      V u = Rescaled<kGuard>(D(), s, before, row.Load(marginal), guard, inverse);
+      if (skip) u = before;
+      row.Store(u, now);
+      return u;
+    };
+    this->InPanels(block, begin, end, this->Accumulator(block), nullptr, [&](int64_t first, int64_t last, T* sum, T*) HWY_ATTR {
+      this->layout_.Sweep(this->matrix_, first, last, this->W(this->t_ - 1), sum, rescale);
+    });
   }
 
   void EndRows() { this->EndIteration(); }
@@ -286,34 +288,46 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
 
   // ---- P, its sums and, backward, bar K of the last step ----------------------------------------------------------------------
   void FinalRows(int64_t block, int64_t begin, int64_t end) {
+    T* bars = this->spec_.unrolled ? this->SecondAccumulator(block) : nullptr;
+    this->InPanels(block, begin, end, this->Accumulator(block), bars,
+                   [&](int64_t first, int64_t last, T* col_sums, T* col_bars) { FinalPanel(first, last, col_sums, col_bars); });
+  }
+  void FinalPanel(int64_t begin, int64_t end, T* col_sums, T* col_bars) {
     const D d;
     const Layout& layout = this->layout_;
     const V unscale = hn::Load(d, this->marginals_.col_unscale.value);
-    const bool backward = this->spec_.unrolled;
-    T* col_sums = this->Accumulator(block);
-    T* col_bars = backward ? this->SecondAccumulator(block) : nullptr;
     std::fill(col_sums, col_sums + layout.col_elements(), T(0));
-    if (backward) std::fill(col_bars, col_bars + layout.col_elements(), T(0));
-    const T* v = this->W(this->t_);
+    if (col_bars != nullptr) std::fill(col_bars, col_bars + layout.col_elements(), T(0));
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t at = i * layout.stride();
       const V u = hn::Mul(layout.LoadRow(this->U(this->t_), i), unscale);
-      T* plan = this->PlanRow(i);
       V row_sum = hn::Zero(d), row_bar = hn::Zero(d);
-      for (int64_t k = 0; k < layout.stride(); k += kLanes) {
-        const V p = hn::Mul(hn::Mul(hn::Load(d, this->matrix_ + at + k), u), hn::Load(d, v + k));
-        hn::StoreU(p, d, plan + k);
-        row_sum = hn::Add(row_sum, p);
-        hn::Store(hn::Add(hn::Load(d, col_sums + k), p), d, col_sums + k);
-        if (!backward) continue;
-        const V bar = hn::Mul(hn::Load(d, this->cotangent_ + at + k), p);
-        hn::Store(bar, d, this->cotangent_ + at + k);
-        row_bar = hn::Add(row_bar, bar);
-        hn::Store(hn::Add(hn::Load(d, col_bars + k), bar), d, col_bars + k);
+      for (int64_t k = 0; k < layout.stride(); k += kPanelVectors * kLanes) {
+        FinalPiece(i, k, std::min(k + kPanelVectors * kLanes, layout.stride()), u, col_sums, col_bars, &row_sum, &row_bar);
       }
       layout.StoreRow(layout.Reduce(row_sum), this->row_sum_, i);
-      if (backward) layout.StoreRow(layout.Reduce(row_bar), this->row_bar_, i);
+      if (col_bars != nullptr) layout.StoreRow(layout.Reduce(row_bar), this->row_bar_, i);
     }
+  }
+  // Elements [begin, end) of row i.
+  HWY_INLINE void FinalPiece(int64_t i, int64_t begin, int64_t end, V u, T* col_sums, T* col_bars, V* row_sum, V* row_bar) {
+    const D d;
+    const int64_t at = i * this->layout_.stride();
+    const T* v = this->W(this->t_);
+    T* plan = this->PlanRow(i);
+    V sum = hn::Zero(d), bar_sum = hn::Zero(d);
+    for (int64_t k = begin; k < end; k += kLanes) {
+      const V p = hn::Mul(hn::Mul(hn::Load(d, this->matrix_ + at + k), u), hn::Load(d, v + k));
+      hn::StoreU(p, d, plan + k);
+      sum = hn::Add(sum, p);
+      hn::Store(hn::Add(hn::Load(d, col_sums + k), p), d, col_sums + k);
+      if (col_bars == nullptr) continue;
+      const V bar = hn::Mul(hn::Load(d, this->cotangent_ + at + k), p);
+      hn::Store(bar, d, this->cotangent_ + at + k);
+      bar_sum = hn::Add(bar_sum, bar);
+      hn::Store(hn::Add(hn::Load(d, col_bars + k), bar), d, col_bars + k);
+    }
+    *row_sum = hn::Add(*row_sum, sum);
+    *row_bar = hn::Add(*row_bar, bar_sum);
   }
 
   // ---- Reverse of iteration t: columns, then rows ---------------------------------------------------------------------------------
@@ -360,20 +374,22 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     const auto idle = Idle();
     const bool skip = this->row_step_is_done();
     const V guard = RowGuard(), inverse = Inverse(guard);
-    this->layout_.Sweep(this->matrix_, begin, end, this->Y(this->t_), this->Accumulator(block),
-                        [=](auto row, V s) HWY_ATTR {
-                          const D d;
-                          const V u = row.Load(now);
-                          const V bar = hn::NegMulAdd(u, s, row.Load(row_bar));
-                          V carried = bar;
-                          V multiplier = Unscaled<kGuard>(d, row.Load(old), u, row.Load(marginal), row.Load(inverse_marginal),
-                                                          guard, inverse, &carried);
-                          multiplier = hn::IfThenZeroElse(idle, multiplier);
-                          if (skip) multiplier = hn::Zero(d);
-                          row.Store(multiplier, x);
-                          row.Store(hn::IfThenElse(idle, bar, carried), row_bar);
-                          return multiplier;
-                        });
+    const auto reverse = [=](auto row, V s) HWY_ATTR {
+      const D d;
+      const V u = row.Load(now);
+      const V bar = hn::NegMulAdd(u, s, row.Load(row_bar));
+      V carried = bar;
+      V multiplier = Unscaled<kGuard>(d, row.Load(old), u, row.Load(marginal), row.Load(inverse_marginal), guard, inverse,
+                                      &carried);
+      multiplier = hn::IfThenZeroElse(idle, multiplier);
+      if (skip) multiplier = hn::Zero(d);
+      row.Store(multiplier, x);
+      row.Store(hn::IfThenElse(idle, bar, carried), row_bar);
+      return multiplier;
+    };
+    this->InPanels(block, begin, end, this->Accumulator(block), nullptr, [&](int64_t first, int64_t last, T* sum, T*) HWY_ATTR {
+      this->layout_.Sweep(this->matrix_, first, last, this->Y(this->t_), sum, reverse);
+    });
   }
 
   void EndReverse() {

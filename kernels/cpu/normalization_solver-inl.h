@@ -72,6 +72,7 @@ class ForwardSolver : public MatrixSolver {
     v_ = arena->Take<T>(slots * col);
     row_sum_ = arena->Take<T>(row);
     accumulator_ = arena->Take<T>(blocks_ * col);
+    panel_ = arena->Take<T>(block_rows_ > kPanelRows ? blocks_ * 2 * col : 0);
     block_scalar_ = arena->Take<Scalar>(blocks_ * kBlockScalars);
     plan_ = matrix_;
     if (kLog || spec.unrolled) second_accumulator_ = arena->Take<T>(blocks_ * col);
@@ -225,12 +226,25 @@ class ForwardSolver : public MatrixSolver {
   }
   // Adds up the blocks' partial columns into the first one, in order.
   void CombineColumns(T* partial) const {
+    for (int64_t b = 1; b < blocks_; ++b) AddColumns(partial + b * layout_.col_elements(), partial);
+  }
+  void AddColumns(const T* more, T* sum) const {
     const D d;
-    for (int64_t b = 1; b < blocks_; ++b) {
-      for (int64_t k = 0; k < layout_.col_elements(); k += kLanes) {
-        const V other = hn::Load(d, partial + b * layout_.col_elements() + k);
-        hn::Store(hn::Add(hn::Load(d, partial + k), other), d, partial + k);
-      }
+    for (int64_t k = 0; k < layout_.col_elements(); k += kLanes) {
+      hn::Store(hn::Add(hn::Load(d, sum + k), hn::Load(d, more + k)), d, sum + k);
+    }
+  }
+  // Runs body(begin, end, sums, second sums) for rows [begin, end), panel by panel, and adds up their column sums in the
+  // block's accumulators. `second` may be null.
+  template <class Body>
+  void InPanels(int64_t block, int64_t begin, int64_t end, T* sums, T* second, Body body) const {
+    body(begin, std::min(begin + kPanelRows, end), sums, second);
+    T* panel = panel_ + block * 2 * layout_.col_elements();
+    T* second_panel = second == nullptr ? nullptr : panel + layout_.col_elements();
+    for (int64_t first = begin + kPanelRows; first < end; first += kPanelRows) {
+      body(first, std::min(first + kPanelRows, end), panel, second_panel);
+      AddColumns(panel, sums);
+      if (second != nullptr) AddColumns(second_panel, second);
     }
   }
 
@@ -266,7 +280,7 @@ class ForwardSolver : public MatrixSolver {
   T* factor_ = nullptr;     // d log K / d W; null: 1
   T *u_ = nullptr, *v_ = nullptr, *x_ = nullptr, *y_ = nullptr;
   T *row_sum_ = nullptr, *row_bar_ = nullptr, *col_bar_ = nullptr;
-  T *accumulator_ = nullptr, *second_accumulator_ = nullptr;
+  T *accumulator_ = nullptr, *second_accumulator_ = nullptr, *panel_ = nullptr;
   Scalar* block_scalar_ = nullptr;
 
  private:

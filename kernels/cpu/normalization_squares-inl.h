@@ -29,8 +29,8 @@ namespace normalization {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// kTransposed: columns are scaled first, so lines are columns.
-template <int N, bool kTransposed, Guard kGuard>
+// A line is what is scaled first: a row, or a column where the spec is transposed.
+template <int N, Guard kGuard>
 class Squares {
  public:
   using T = float;
@@ -88,8 +88,10 @@ class Squares {
     HWY_ALIGN T second[N * kLanes];  // v,
     HWY_ALIGN T sums[N * kLanes];    // and the sums that v was made from.
   };
-  // Element of line i at j, in the tensors' order.
-  static constexpr int At(int i, int j) { return (kTransposed ? j * N + i : i * N + j) * kLanes; }
+  // Element j of line i.
+  static constexpr int At(int i, int j) { return (i * N + j) * kLanes; }
+  // Where element e of a tensor's matrix is kept.
+  static constexpr int Place(int e, bool transposed) { return transposed ? At(e % N, e / N) : e * kLanes; }
   static V LoadAt(const T* matrix, int i, int j) { return hn::Load(D(), matrix + At(i, j)); }
   static V Line(const T* x, int i) { return hn::Load(D(), x + i * kLanes); }
   static void PutLine(V value, T* x, int i) { hn::Store(value, D(), x + i * kLanes); }
@@ -112,12 +114,24 @@ class Squares {
       V v[kLanes];
       SINKHORN_UNROLLED for (int l = 0; l < kLanes; ++l) v[l] = hn::LoadU(d, source[l] + e);
       Transpose(d, v);
-      SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) hn::Store(v[k], d, matrix + (e + k) * kLanes);
+      if (spec_.transposed) {
+        SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) hn::Store(v[k], d, matrix + Place(e + k, true));
+      } else {
+        SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) hn::Store(v[k], d, matrix + Place(e + k, false));
+      }
     }
   }
-  // matrix(e) gives element e.
+  // entry(i, j) gives element j of line i.
   template <class F>
-  HWY_INLINE void Store(F matrix, const Lanes& g, const OutputView& view) const {
+  void Store(F entry, const Lanes& g, const OutputView& view) const {
+    if (spec_.transposed) {
+      StoreOriented<true>(entry, g, view);
+    } else {
+      StoreOriented<false>(entry, g, view);
+    }
+  }
+  template <bool kTransposed, class F>
+  HWY_INLINE void StoreOriented(F entry, const Lanes& g, const OutputView& view) const {
     const D d;
     T* target[kLanes];
     const bool direct = view.dtype == DType::kFloat32;
@@ -126,7 +140,9 @@ class Squares {
     }
     SINKHORN_UNROLLED for (int e = 0; e < kSize; e += kLanes) {
       V v[kLanes];
-      SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) v[k] = matrix(e + k);
+      SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) {
+        v[k] = kTransposed ? entry((e + k) % N, (e + k) / N) : entry((e + k) / N, (e + k) % N);
+      }
       Transpose(d, v);
       SINKHORN_UNROLLED for (int l = 0; l < kLanes; ++l) hn::StoreU(v[l], d, target[l] + e);
     }
@@ -274,9 +290,8 @@ class Squares {
       sum[i] = hn::Zero(d);
       second_error = hn::Add(second_error, hn::Abs(hn::MulSub(Line(g->sums, i), v[i], one)));
     }
-    const auto entry = [&](int e) HWY_ATTR {
-      const int i = kTransposed ? e % N : e / N, j = kTransposed ? e / N : e % N;
-      const V p = hn::Mul(hn::Mul(hn::Load(d, g->k + e * kLanes), u[i]), v[j]);
+    const auto entry = [&](int i, int j) HWY_ATTR {
+      const V p = hn::Mul(hn::Mul(LoadAt(g->k, i, j), u[i]), v[j]);
       sum[i] = hn::Add(sum[i], p);
       return p;
     };
@@ -284,7 +299,7 @@ class Squares {
     if (plan) {
       Store(entry, *g, plan);
     } else {
-      SINKHORN_UNROLLED for (int e = 0; e < kSize; ++e) entry(e);
+      SINKHORN_UNROLLED for (int e = 0; e < kSize; ++e) entry(e / N, e % N);
     }
     SINKHORN_UNROLLED for (int i = 0; i < N; ++i) first_error = hn::Add(first_error, hn::Abs(hn::Sub(sum[i], one)));
     const V errors = hn::Add(first_error, second_error);
@@ -306,8 +321,8 @@ class Squares {
       largest_second = std::max(largest_second, g.store[l] ? second[l] : T(0));
       count += g.store[l];
     }
-    worst.marginal_error_a = kTransposed ? largest_second : largest_first;
-    worst.marginal_error_b = kTransposed ? largest_first : largest_second;
+    worst.marginal_error_a = spec_.transposed ? largest_second : largest_first;
+    worst.marginal_error_b = spec_.transposed ? largest_first : largest_second;
     worst.converged = largest_first == 0 && largest_second == 0;
     tally->Add(worst, count);
 
@@ -320,12 +335,12 @@ class Squares {
     }
     for (int l = 0; l < kLanes; ++l) {
       if (!g.store[l]) continue;
-      StoreSums(kTransposed ? second_sum : first_sum, l, g.member[l], out.row_sums);
-      StoreSums(kTransposed ? first_sum : second_sum, l, g.member[l], out.column_sums);
+      StoreSums(spec_.transposed ? second_sum : first_sum, l, g.member[l], out.row_sums);
+      StoreSums(spec_.transposed ? first_sum : second_sum, l, g.member[l], out.column_sums);
       if (out.convergence == nullptr) continue;
       Convergence& c = out.convergence[g.member[l]] = worst;
-      c.marginal_error_a = kTransposed ? second[l] : first[l];
-      c.marginal_error_b = kTransposed ? first[l] : second[l];
+      c.marginal_error_a = spec_.transposed ? second[l] : first[l];
+      c.marginal_error_b = spec_.transposed ? first[l] : second[l];
       c.converged = first[l] == 0 && second[l] == 0;
     }
   }
@@ -346,7 +361,7 @@ class Squares {
     Reverse(*g, row_bar, col_bar, gradient);
     Collect(*g);
     Chain(*g, tally);
-    Store([&](int e) HWY_ATTR { return hn::Load(D(), g->bar + e * kLanes); }, *g, spec_.problem.outputs.gradient_logits);
+    Store([&](int i, int j) HWY_ATTR { return LoadAt(g->bar, i, j); }, *g, spec_.problem.outputs.gradient_logits);
   }
 
   // bar = dP * P and its sums.

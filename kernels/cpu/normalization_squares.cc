@@ -28,20 +28,17 @@ bool Takes(const NormalizationSpec& spec) {
 }
 void Squared(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
              NormalizationTally* tally) {
-  const auto guarded = [&](auto n, auto transposed) {
+  const auto guarded = [&](auto n) {
     switch (spec.recipe.guard) {
       case Guard::kNone:
-        return SolveAll<Squares<n(), transposed(), Guard::kNone>>(spec, members, count, scratch, tally);
+        return SolveAll<Squares<n(), Guard::kNone>>(spec, members, count, scratch, tally);
       case Guard::kMax:
-        return SolveAll<Squares<n(), transposed(), Guard::kMax>>(spec, members, count, scratch, tally);
+        return SolveAll<Squares<n(), Guard::kMax>>(spec, members, count, scratch, tally);
       case Guard::kAdd:
-        return SolveAll<Squares<n(), transposed(), Guard::kAdd>>(spec, members, count, scratch, tally);
+        return SolveAll<Squares<n(), Guard::kAdd>>(spec, members, count, scratch, tally);
     }
   };
-  const auto oriented = [&](auto n) {
-    return spec.transposed ? guarded(n, std::true_type()) : guarded(n, std::false_type());
-  };
-  return spec.n == 4 ? oriented(std::integral_constant<int, 4>()) : oriented(std::integral_constant<int, 8>());
+  return spec.n == 4 ? guarded(std::integral_constant<int, 4>()) : guarded(std::integral_constant<int, 8>());
 }
 #endif
 
