@@ -1,4 +1,5 @@
-// Element conversions: one SIMD loop per pair of types that occurs in volume, exact integer code for the rest and for tails.
+// Element conversions: one SIMD loop per pair of types that occurs in volume, exact integer code for the rest and for
+// tails.
 #include "kernels/cpu/half.h"
 
 #include <cstring>
@@ -9,7 +10,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
-// ---- Exact conversions of one element -----------------------------------------------------------------------------------
+// ---- Exact conversions of one element -------------------------------------------------------------------------------
 #ifndef SINKHORN_KERNELS_CPU_HALF_CC_SCALAR
 #define SINKHORN_KERNELS_CPU_HALF_CC_SCALAR
 namespace sinkhorn {
@@ -74,9 +75,7 @@ inline uint16_t LoadBits16(const void* src, int64_t i) {
   std::memcpy(&bits, static_cast<const char*>(src) + 2 * i, 2);
   return bits;
 }
-inline void StoreBits16(uint16_t bits, void* dst, int64_t i) {
-  std::memcpy(static_cast<char*>(dst) + 2 * i, &bits, 2);
-}
+inline void StoreBits16(uint16_t bits, void* dst, int64_t i) { std::memcpy(static_cast<char*>(dst) + 2 * i, &bits, 2); }
 
 inline float FloatFromBFloat16(uint16_t bits) { return BitsAs<float>(static_cast<uint32_t>(bits) << 16); }
 inline uint16_t BFloat16FromFloat(float value) {
@@ -90,7 +89,7 @@ inline uint16_t BFloat16FromFloat(float value) {
 }  // namespace sinkhorn
 #endif  // SINKHORN_KERNELS_CPU_HALF_CC_SCALAR
 
-// ---- Loops --------------------------------------------------------------------------------------------------------------
+// ---- Loops ----------------------------------------------------------------------------------------------------------
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn {
 namespace cpu {
@@ -154,8 +153,8 @@ void BFloat16FromFloatRow(const float* src, int64_t count, void* dst) {
   for (const int64_t step = hn::Lanes(df); i + step <= count; i += step) {
     const auto bits = hn::BitCast(du, hn::LoadU(df, src + i));
     const auto top = hn::ShiftRight<16>(bits);
-    const auto rounded = hn::ShiftRight<16>(
-        hn::Add(bits, hn::Add(hn::Set(du, 0x7fffu), hn::And(top, hn::Set(du, 1u)))));
+    const auto rounded =
+        hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::Set(du, 0x7fffu), hn::And(top, hn::Set(du, 1u)))));
     const auto is_nan = hn::Gt(hn::BitCast(di, hn::And(bits, hn::Set(du, 0x7fffffffu))), hn::Set(di, 0x7f800000));
     const auto quiet = hn::Or(top, hn::Set(du, uint32_t{BFloat16::kQuietBit}));
     const auto half = hn::IfThenElse(hn::RebindMask(du, is_nan), quiet, rounded);

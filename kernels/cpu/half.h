@@ -1,8 +1,8 @@
 // Tensor elements of any dtype to and from the types that kernels compute in.
 //
-// All conversions round to nearest even, carry infinities and NaN through, turn what overflows into infinity and give the
-// same bits whatever the processor's flush-to-zero mode (float16 and bfloat16 subnormals are exact).
-// Pointers may have any alignment; `offset` and `count` are in elements. Source and destination must not overlap.
+// All conversions round to nearest even, carry infinities and NaN through, turn what overflows into infinity and give
+// the same bits whatever the processor's flush-to-zero mode (float16 and bfloat16 subnormals are exact). Pointers may
+// have any alignment; `offset` and `count` are in elements. Source and destination must not overlap.
 #ifndef SINKHORN_KERNELS_CPU_HALF_H_
 #define SINKHORN_KERNELS_CPU_HALF_H_
 

@@ -1,4 +1,5 @@
-// Conversions against exhaustive tables: every 16-bit pattern round-trips, and rounding is to nearest even at every midpoint.
+// Conversions against exhaustive tables: every 16-bit pattern round-trips, and rounding is to nearest even at every
+// midpoint.
 #include "kernels/cpu/half.h"
 
 #include <cmath>
@@ -54,7 +55,8 @@ TEST_P(Half, EveryPatternIsReadAndWrittenBack) {
   }
 }
 
-// Between neighbours lo and hi (bit patterns one apart): the midpoint goes to the even one, anything else to the nearer.
+// Between neighbours lo and hi (bit patterns one apart): the midpoint goes to the even one, anything else to the
+// nearer.
 TEST_P(Half, RoundsToNearestEven) {
   const uint16_t infinity = GetParam() == DType::kFloat16 ? 0x7c00 : 0x7f80;
   std::vector<double> values;

@@ -1,16 +1,17 @@
 // Exponentials, logarithms and reciprocals for every Highway target, float and double, as short polynomials.
 //
 //   function      float: relative error   double        domain
-//   Exp2, Exp     2e-7                    5e-16         any; 2^x for x < -126 (-1022) is 0, x > 127.99 (1023.9) saturates
-//   Exp2Bounded,  as above                as above      x < 128 (1024): no upper clamp; any lower bound
+//   Exp2, Exp     2e-7                    5e-16         any; 2^x for x < -126 (-1022) is 0, x > 127.99 (1023.9)
+//   saturates Exp2Bounded,  as above                as above      x < 128 (1024): no upper clamp; any lower bound
 //   ExpBounded
-//   ExpInRange    2e-7 + 2e-8 |x|                       |x| <= 85 (float only); anything may come out beyond. 8e-8 |x| where
+//   ExpInRange    2e-7 + 2e-8 |x|                       |x| <= 85 (float only); anything may come out beyond. 8e-8 |x|
+//   where
 //                                                       multiplying and adding round apart: the scalar fallback
 //   Log2, Log     2e-7                    5e-16         normal x > 0; 0 gives -inf
 //   Reciprocal    1.2e-7                  2.3e-16       normal |x| whose reciprocal is normal; 0 may give inf or NaN
 //
-// Exp2(0) = Exp(0) = 1 exactly. NaN stays NaN. Errors are checked by math_test.cc on every target that the machine runs.
-// Include it after hwy/highway.h, inside foreach_target translation units.
+// Exp2(0) = Exp(0) = 1 exactly. NaN stays NaN. Errors are checked by math_test.cc on every target that the machine
+// runs. Include it after hwy/highway.h, inside foreach_target translation units.
 #if defined(SINKHORN_KERNELS_CPU_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_MATH_INL_H_
 #undef SINKHORN_KERNELS_CPU_MATH_INL_H_
@@ -29,7 +30,7 @@ namespace cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// ---- Per type: limits and coefficients (minimax, Remez and Lawson in 50 digits) ----------------------------------------
+// ---- Per type: limits and coefficients (minimax, Remez and Lawson in 50 digits) -------------------------------------
 template <class T>
 struct MathTraits;
 
@@ -78,11 +79,11 @@ HWY_INLINE V Exp2Fraction(D d, V f) {
 
 // ScaleByPower: x * 2^n, zero where x_log2 < min. RoundedReciprocal14: 1 / x to 2^-14.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-#define SINKHORN_MATH_SCALE(V, PREFIX, SUFFIX)                                                             \
-  HWY_INLINE V ScaleByPower(V x, V n, V x_log2, V min) {                                                   \
-    return V{PREFIX##_maskz_scalef_##SUFFIX(PREFIX##_cmp_##SUFFIX##_mask(x_log2.raw, min.raw, _CMP_NLT_UQ), \
-                                            x.raw, n.raw)};                                                \
-  }                                                                                                        \
+#define SINKHORN_MATH_SCALE(V, PREFIX, SUFFIX)                                                                         \
+  HWY_INLINE V ScaleByPower(V x, V n, V x_log2, V min) {                                                               \
+    return V{                                                                                                          \
+        PREFIX##_maskz_scalef_##SUFFIX(PREFIX##_cmp_##SUFFIX##_mask(x_log2.raw, min.raw, _CMP_NLT_UQ), x.raw, n.raw)}; \
+  }                                                                                                                    \
   HWY_INLINE V RoundedReciprocal14(V x) { return V{PREFIX##_rcp14_##SUFFIX(x.raw)}; }
 SINKHORN_MATH_SCALE(hn::Vec512<float>, _mm512, ps)
 SINKHORN_MATH_SCALE(hn::Vec512<double>, _mm512, pd)
@@ -181,7 +182,8 @@ HWY_INLINE V Log1pReduced(D d, V f) {
 }
 template <class D, class V = hn::Vec<D>, hwy::EnableIf<sizeof(hn::TFromD<D>) == 8>* = nullptr>
 HWY_INLINE V Log1pReduced(D d, V f) {
-  // 2 atanh(s), s = f / (2 + f); the leading term is taken as f - f^2/2 + s f^2/2 so that the division's rounding is small.
+  // 2 atanh(s), s = f / (2 + f); the leading term is taken as f - f^2/2 + s f^2/2 so that the division's rounding is
+  // small.
   const V s = hn::Div(f, hn::Add(f, hn::Set(d, 2.0)));
   const V z = hn::Mul(s, s);
   V q = hn::MulAdd(z, hn::Set(d, 0.14795949569210827784), hn::Set(d, 0.15314050569389625568));
@@ -236,7 +238,8 @@ HWY_INLINE V Log2(D d, V x) {
   return hn::IfThenElse(hn::Eq(x, hn::Zero(d)), hn::Set(d, -std::numeric_limits<T>::infinity()), log2);
 }
 
-// 1 / x to about one unit in the last place: the hardware's estimate and Newton steps, or a division where that is as fast.
+// 1 / x to about one unit in the last place: the hardware's estimate and Newton steps, or a division where that is as
+// fast.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Reciprocal(D d, V x) {

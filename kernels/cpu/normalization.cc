@@ -1,7 +1,8 @@
 // A normalisation as Work: members cut into chunks, solved tier by tier.
 //
-// Small members are solved one per lane and many per chunk. Larger ones are solved one at a time: whole within a chunk where
-// that is short, else kept resident in a window of members that advance pass by pass, their row blocks in parallel.
+// Small members are solved one per lane and many per chunk. Larger ones are solved one at a time: whole within a chunk
+// where that is short, else kept resident in a window of members that advance pass by pass, their row blocks in
+// parallel.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -39,9 +40,9 @@ void NormalizationTally::Merge(const NormalizationTally& other) {
   Add(other.worst, other.count);
 }
 
-// ---- The solvers' translation units -----------------------------------------------------------------------------------------
-#define SINKHORN_DECLARE_SOLVER(NAME)                            \
-  int64_t NAME##SolverBytes(const NormalizationSpec& spec);      \
+// ---- The solvers' translation units ---------------------------------------------------------------------------------
+#define SINKHORN_DECLARE_SOLVER(NAME)                       \
+  int64_t NAME##SolverBytes(const NormalizationSpec& spec); \
   MatrixSolver* Make##NAME##Solver(const NormalizationSpec& spec, void* memory, double* plan);
 SINKHORN_DECLARE_SOLVER(Float)
 SINKHORN_DECLARE_SOLVER(Double)
@@ -96,12 +97,14 @@ int64_t StageBytes(const NormalizationSpec& spec) {
 
 namespace {
 
-// ---- Cost model: nanoseconds on one AVX-512 core, fitted to measurements (65,536 x 4 x 4 ... 1,000 x 1,000) ---------------
+// ---- Cost model: nanoseconds on one AVX-512 core, fitted to measurements (65,536 x 4 x 4 ... 1,000 x 1,000)
+// ---------------
 bool SolvedInDouble(const NormalizationSpec& spec) {
   return spec.problem.solver.precision == Precision::kDouble || spec.recipe.exact || spec.implicit;
 }
 
-// One iteration: a part per element, by the cache that holds K and its neighbours in lanes, and a part per row and column.
+// One iteration: a part per element, by the cache that holds K and its neighbours in lanes, and a part per row and
+// column.
 double IterationNanoseconds(const NormalizationSpec& spec) {
   const double elements = static_cast<double>(spec.n) * static_cast<double>(spec.m);
   const double lines = static_cast<double>(spec.n + spec.m);
@@ -130,7 +133,7 @@ double MemberSeconds(const NormalizationSpec& spec) {
   return 1e-9 * nanoseconds;
 }
 
-// ---- Groups on their way --------------------------------------------------------------------------------------------------
+// ---- Groups on their way --------------------------------------------------------------------------------------------
 Kind FirstKind(const NormalizationSpec& spec) {
   if (!spec.forward) return Kind::kImplicit;
   if (spec.recipe.exact) return Kind::kExact;
@@ -204,7 +207,7 @@ class GroupRun {
   MatrixSolver* now_ = nullptr;
 };
 
-// ---- Work ---------------------------------------------------------------------------------------------------------------------
+// ---- Work -----------------------------------------------------------------------------------------------------------
 class NormalizationWork : public Work {
  public:
   explicit NormalizationWork(const Problem& problem)

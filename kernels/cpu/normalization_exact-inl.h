@@ -1,11 +1,11 @@
 // The EXACT recipe: P with the given marginals, by Newton's method on the column potentials.
 //
-// The row potentials are eliminated: given gamma, P_ij = r_i softmax_j(A_ij + gamma_j) has exact row sums. Its column sums c
-// are matched by Newton steps S delta = c* - c, S = diag(c) - P^T diag(1/r) P. Safeguards: two sweeps first
+// The row potentials are eliminated: given gamma, P_ij = r_i softmax_j(A_ij + gamma_j) has exact row sums. Its column
+// sums c are matched by Newton steps S delta = c* - c, S = diag(c) - P^T diag(1/r) P. Safeguards: two sweeps first
 // (gamma += log c* / c); a step is shortened to a range of kLongestStep (the entries of P change by factors of at most
-// e^6, where the quadratic model still means something); one that does not reduce the residual is tried at a quarter and
-// then replaced by a sweep. Each evaluation of P counts as an iteration.
-// Measured: 4 x 4 Gaussian logits of deviation 2, 8, 16: 7, 9, 13 evaluations (median); 64 x 64 of deviation 4: 9.
+// e^6, where the quadratic model still means something); one that does not reduce the residual is tried at a quarter
+// and then replaced by a sweep. Each evaluation of P counts as an iteration. Measured: 4 x 4 Gaussian logits of
+// deviation 2, 8, 16: 7, 9, 13 evaluations (median); 64 x 64 of deviation 4: 9.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_EXACT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_EXACT_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_EXACT_INL_H_
@@ -63,7 +63,8 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
 
   void StartRows(int64_t begin, int64_t end, Scalar*) {
     const D d;
-    const V floor = hn::Set(d, static_cast<T>(std::max<double>(this->spec_.recipe.logit_floor, std::numeric_limits<T>::lowest())));
+    const V floor =
+        hn::Set(d, static_cast<T>(std::max<double>(this->spec_.recipe.logit_floor, std::numeric_limits<T>::lowest())));
     for (int64_t i = begin; i < end; ++i) {
       const T* row = this->LogitsRow(i);
       T* logarithms = this->matrix_ + i * this->layout_.stride();
@@ -132,7 +133,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
   void IterateRows(int64_t block, int64_t begin, int64_t end) { Evaluate(Trial(), block, begin, end); }
   void FinalRows(int64_t block, int64_t begin, int64_t end) { Evaluate(Gamma(), block, begin, end); }
 
-  // ---- After an evaluation: accept, stop, or plan the next trial -----------------------------------------------------------------
+  // ---- After an evaluation: accept, stop, or plan the next trial ----------------------------------------------------
   void EndRows() {
     const D d;
     const Layout& layout = this->layout_;
@@ -151,8 +152,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
 
     const V total = hn::Load(d, total_.value);
     const V goal = hn::Max(hn::Set(d, static_cast<T>(this->spec_.tolerance)), hn::Mul(total, hn::Set(d, T(kRounding))));
-    const auto stalled =
-        hn::AndNot(accepted, hn::And(newton, hn::Le(now, hn::Mul(total, hn::Set(d, T(kStall))))));
+    const auto stalled = hn::AndNot(accepted, hn::And(newton, hn::Le(now, hn::Mul(total, hn::Set(d, T(kStall))))));
     const auto stops = hn::And(goes_on, hn::Or(hn::Le(now, goal), stalled));
     const V stopped = hn::IfThenElse(stops, hn::Set(d, static_cast<T>(this->t_)), hn::Load(d, this->stopped_.value));
     hn::Store(stopped, d, this->stopped_.value);
@@ -182,7 +182,8 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
       const V target = hn::Load(d, target_ + k), sum = hn::Load(d, sums + k);
       const V ratio = hn::Div(target, hn::Max(sum, hn::Set(d, T(1e-300))));
       const V sweep = this->layout_.KeepColumns(jv, Log(d, hn::Min(ratio, hn::Set(d, T(1e300)))));
-      const auto put = [&](V value, T* x) HWY_ATTR { hn::Store(hn::IfThenElse(accepted, value, hn::Load(d, x + k)), d, x + k); };
+      const auto put = [&](V value, T* x)
+                           HWY_ATTR { hn::Store(hn::IfThenElse(accepted, value, hn::Load(d, x + k)), d, x + k); };
       put(sweep, sweep_);
       put(hn::Load(d, Trial() + k), Gamma());
       put(hn::Sub(target, sum), missing_);
@@ -226,7 +227,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
     this->pass_ = Pass::kIterate;
   }
 
-  // ---- Newton step by conjugate gradients, where there are many columns --------------------------------------------------------------
+  // ---- Newton step by conjugate gradients, where there are many columns ---------------------------------------------
   void ColumnRows(int64_t block, int64_t begin, int64_t end) {
     const T* inverse = this->marginals_.row_inverse;
     this->layout_.Sweep(this->plan_, begin, end, cg_.direction(), this->Accumulator(block),
@@ -245,7 +246,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
     const double tolerance = this->spec_.tolerance, total = total_.value[l];
     const bool stopped = this->stopped_.value[l] != 0;
     convergence->converged = error <= std::max(tolerance, kStall * total + 1.001 * difference_.value[l]);
-    convergence->stop_reason = !stopped                             ? StopReason::kMaxIterations
+    convergence->stop_reason = !stopped                              ? StopReason::kMaxIterations
                                : tolerance > 0 && error <= tolerance ? StopReason::kTolerance
                                                                      : StopReason::kPrecision;
   }

@@ -5,7 +5,8 @@
 //   full     [I P; P^T I] [alpha; beta] = [s_r; s_c]  (IMPLICIT_FULL)
 //   then     dL/d log K = (dP - alpha_i - beta_j) P, and on to the logits through offset, softmax and floor.
 //
-// Both by conjugate gradients in float64, the null vector projected out: (1) and (1, -1). A lane that is done stands still.
+// Both by conjugate gradients in float64, the null vector projected out: (1) and (1, -1). A lane that is done stands
+// still.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_IMPLICIT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_IMPLICIT_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_IMPLICIT_INL_H_
@@ -35,7 +36,8 @@ class FullCg {
   using V = typename Layout::V;
   static constexpr int64_t kLanes = Layout::kLanes;
 
-  FullCg(const Layout& layout, Arena* arena) : layout_(layout), rows_(layout.row_elements()), cols_(layout.col_elements()) {
+  FullCg(const Layout& layout, Arena* arena)
+      : layout_(layout), rows_(layout.row_elements()), cols_(layout.col_elements()) {
     for (T** x : {&x_, &residual_, &p_, &q_}) *x = arena->Take<T>(rows_ + cols_);
   }
 
@@ -89,9 +91,8 @@ class FullCg {
  private:
   V Dot(const T* a, const T* b) const {
     const D d;
-    return SumOver(layout_, rows_ + cols_, [&](int64_t k) HWY_ATTR {
-      return hn::Mul(hn::Load(d, a + k), hn::Load(d, b + k));
-    });
+    return SumOver(layout_, rows_ + cols_,
+                   [&](int64_t k) HWY_ATTR { return hn::Mul(hn::Load(d, a + k), hn::Load(d, b + k)); });
   }
   void Project(T* x) const {
     const D d;
@@ -202,7 +203,9 @@ class ImplicitSolver final : public MatrixSolver {
   static constexpr double kTolerance = 1e-14;
 
   // Partial column sums of a block: two kinds.
-  T* Partial(int64_t block, int64_t kind) const { return accumulator_ + (kind * blocks_ + block) * layout_.col_elements(); }
+  T* Partial(int64_t block, int64_t kind) const {
+    return accumulator_ + (kind * blocks_ + block) * layout_.col_elements();
+  }
   void Combine(int64_t kind) const {
     const D d;
     T* sum = Partial(0, kind);
@@ -213,7 +216,7 @@ class ImplicitSolver final : public MatrixSolver {
     }
   }
 
-  // ---- Sums of P and of P * dP, and the right-hand side ------------------------------------------------------------------------
+  // ---- Sums of P and of P * dP, and the right-hand side -------------------------------------------------------------
   void StartRows(int64_t block, int64_t begin, int64_t end, T* stage) {
     const D d;
     Group<kMembers> from = group_;
@@ -279,7 +282,7 @@ class ImplicitSolver final : public MatrixSolver {
     });
   }
 
-  // ---- (dP - alpha_i - beta_j) P, in place of the cotangent -----------------------------------------------------------------------
+  // ---- (dP - alpha_i - beta_j) P, in place of the cotangent ---------------------------------------------------------
   void GradientRows(int64_t begin, int64_t end) {
     const D d;
     const T* beta = full_mode_ ? full_cg_.beta() : cg_.solution();
@@ -294,7 +297,8 @@ class ImplicitSolver final : public MatrixSolver {
         for (int64_t k = 0; k < layout_.stride(); k += kLanes) {
           product = hn::MulAdd(hn::Load(d, p + k), hn::Load(d, beta + k), product);
         }
-        alpha = hn::Mul(hn::Sub(layout_.LoadRow(row_side_, i), layout_.Reduce(product)), layout_.LoadRow(row_inverse_, i));
+        alpha =
+            hn::Mul(hn::Sub(layout_.LoadRow(row_side_, i), layout_.Reduce(product)), layout_.LoadRow(row_inverse_, i));
       }
       for (int64_t k = 0; k < layout_.stride(); k += kLanes) {
         const V rest = hn::Sub(hn::Sub(hn::Load(d, gradient + k), alpha), hn::Load(d, beta + k));
@@ -372,8 +376,9 @@ class ImplicitSolver final : public MatrixSolver {
     return hn::Load(D(), marginal.value);
   }
 
-  // ---- Certificate and checks ----------------------------------------------------------------------------------------------------
-  // Of a plan that was given: its sums against the marginals.
+  // ---- Certificate and checks
+  // ---------------------------------------------------------------------------------------------------- Of a plan that
+  // was given: its sums against the marginals.
   void Certify() {
     const int64_t step = Layout::kPerLane ? kLanes : 1;
     std::vector<double> r(spec_.n), c(spec_.m), rows(spec_.n), cols(spec_.m);
@@ -396,7 +401,8 @@ class ImplicitSolver final : public MatrixSolver {
       const int64_t member = group_.member[l];
       if (out.convergence != nullptr) out.convergence[member] = convergence;
       if (out.row_sums) StoreRow(out.row_sums.dtype, rows.data(), spec_.n, out.row_sums.data, member * spec_.n);
-      if (out.column_sums) StoreRow(out.column_sums.dtype, cols.data(), spec_.m, out.column_sums.data, member * spec_.m);
+      if (out.column_sums)
+        StoreRow(out.column_sums.dtype, cols.data(), spec_.m, out.column_sums.data, member * spec_.m);
     }
   }
 

@@ -39,9 +39,9 @@ inline MatrixTensor OutputTensor(const OutputView& view, int64_t n, int64_t m) {
   return {view.dtype, view.data, n, m, false};
 }
 
-// The lines of some members' matrices, still to be fetched into the cache, an equal part of them at each of `times` calls.
-// Fetched at once they would fill the core's line buffers and stop it; not at all, the stores of a group wait for their
-// lines and the loads behind them for the stores.
+// The lines of some members' matrices, still to be fetched into the cache, an equal part of them at each of `times`
+// calls. Fetched at once they would fill the core's line buffers and stop it; not at all, the stores of a group wait
+// for their lines and the loads behind them for the stores.
 class Fetcher {
  public:
   Fetcher() = default;
@@ -74,7 +74,7 @@ struct Group {
   double border[kMembers];  // Dustbin scores.
 };
 
-// ---- LaneLayout -----------------------------------------------------------------------------------------------------------
+// ---- LaneLayout -----------------------------------------------------------------------------------------------------
 template <class Layout>
 class LaneIo {
  public:
@@ -126,8 +126,8 @@ class LaneIo {
     T* target[kLanes];
     for (int64_t l = 0; l < kLanes; ++l) {
       const bool into_tensor = direct && group.store[l];
-      target[l] = into_tensor ? static_cast<T*>(tensor.data) + tensor.Offset(group.member[l])
-                              : stage + l * StageStride();
+      target[l] =
+          into_tensor ? static_cast<T*>(tensor.data) + tensor.Offset(group.member[l]) : stage + l * StageStride();
     }
     Position from(*this);
     int64_t e = 0;
@@ -213,7 +213,7 @@ class LaneIo {
   const bool transposed_;
 };
 
-// ---- RowLayout ------------------------------------------------------------------------------------------------------------
+// ---- RowLayout ------------------------------------------------------------------------------------------------------
 template <class Layout>
 class RowIo {
  public:
@@ -303,14 +303,16 @@ class RowIo {
   static void LoadLine(const MatrixTensor& tensor, bool with_border, int64_t member, int64_t i, int64_t begin,
                        int64_t end, T border, T* out) {
     const int64_t inside = with_border && i == tensor.n ? begin : std::min(end, tensor.m);
-    if (inside > begin) LoadRow(tensor.dtype, tensor.data, tensor.Offset(member) + i * tensor.m + begin, inside - begin, out);
+    if (inside > begin)
+      LoadRow(tensor.dtype, tensor.data, tensor.Offset(member) + i * tensor.m + begin, inside - begin, out);
     std::fill(out + std::max<int64_t>(inside - begin, 0), out + (end - begin), border);
   }
   static void StoreLine(const T* line, int64_t member, int64_t i, int64_t begin, int64_t end, bool with_border,
                         const MatrixTensor& tensor) {
     if (with_border && i == tensor.n) return;
     const int64_t inside = std::min(end, tensor.m);
-    if (inside > begin) StoreRow(tensor.dtype, line, inside - begin, tensor.data, tensor.Offset(member) + i * tensor.m + begin);
+    if (inside > begin)
+      StoreRow(tensor.dtype, line, inside - begin, tensor.data, tensor.Offset(member) + i * tensor.m + begin);
   }
 
   const Layout& layout_;

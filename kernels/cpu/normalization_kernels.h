@@ -1,5 +1,5 @@
-// What leaves the SIMD translation units of the normalisation: solvers, compiled for several instruction sets and chosen at
-// run time.
+// What leaves the SIMD translation units of the normalisation: solvers, compiled for several instruction sets and
+// chosen at run time.
 //
 // A solver holds a group of members: as many small matrices as a vector has lanes, one per lane, or a single larger one
 // whose rows are cut into vectors. Which of the two depends on the shape alone.
@@ -56,7 +56,8 @@ class MatrixSolver {
   virtual const bool* stored() const = 0;
 };
 
-// How a group is solved. Forward, a member that is beyond its solver goes to the next: its own data decide, nothing else.
+// How a group is solved. Forward, a member that is beyond its solver goes to the next: its own data decide, nothing
+// else.
 enum class Kind : uint8_t {
   kFloat,      // Scaling vectors on exp(W - max) in float32: logits of a row within about 60.
   kDouble,     // The same in float64: within about 600.
@@ -70,8 +71,8 @@ bool SolvedInLanes(const NormalizationSpec& spec);
 int64_t StageBytes(const NormalizationSpec& spec);
 
 // Memory of a solver, and the solver. `memory`: 128-byte aligned, alive as long as the solver; so is the spec. `plan`
-// [capacity, n, m]: where forward solvers leave a copy of P, by lane, and kImplicit finds it. Null: no copy; kImplicit takes the
-// problem's own plan. (kFloat leaves none.)
+// [capacity, n, m]: where forward solvers leave a copy of P, by lane, and kImplicit finds it. Null: no copy; kImplicit
+// takes the problem's own plan. (kFloat leaves none.)
 int64_t SolverBytes(Kind kind, const NormalizationSpec& spec);
 MatrixSolver* MakeSolver(Kind kind, const NormalizationSpec& spec, void* memory, double* plan);
 

@@ -3,9 +3,9 @@
 //   S = diag(d) - P^T diag(1/r) P,    S 1 = 0 when d are P's column sums: a weighted graph Laplacian.
 //
 // LaplacianCg: conjugate gradients, preconditioned by diag(d), the constant vector projected out; the owner supplies
-// P^T diag(1/r) P p, one sweep over P per step. LaplacianFactor: elimination for few columns. It forms the weights of the
-// graph, which are sums of positive terms, and takes each diagonal entry as a sum of weights, never as a difference, so that
-// even couplings far below rounding are resolved to full relative accuracy.
+// P^T diag(1/r) P p, one sweep over P per step. LaplacianFactor: elimination for few columns. It forms the weights of
+// the graph, which are sums of positive terms, and takes each diagonal entry as a sum of weights, never as a
+// difference, so that even couplings far below rounding are resolved to full relative accuracy.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LAPLACIAN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_LAPLACIAN_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_LAPLACIAN_INL_H_
@@ -89,9 +89,8 @@ class LaplacianCg {
     }
     Project(q_);
     const V norm = hn::Load(d, norm_.value);
-    const V curvature = SumOver(layout_, size_, [&](int64_t k) HWY_ATTR {
-      return hn::Mul(hn::Load(d, p_ + k), hn::Load(d, q_ + k));
-    });
+    const V curvature =
+        SumOver(layout_, size_, [&](int64_t k) HWY_ATTR { return hn::Mul(hn::Load(d, p_ + k), hn::Load(d, q_ + k)); });
     // Lanes that are done, or whose direction S does not see, stay where they are.
     const auto moves = hn::And(hn::Gt(norm, hn::Load(d, goal_.value)), hn::Ne(curvature, hn::Zero(d)));
     const V step = hn::IfThenElseZero(moves, hn::Div(norm, curvature));

@@ -1,12 +1,12 @@
 // Two layouts of matrices for SIMD, behind one set of names, so that an algorithm is written once.
 //
-//   LaneLayout  one matrix per lane: element (i, j) is a vector of the same element of `kLanes` matrices. Small matrices.
-//   RowLayout   one matrix: its rows are cut into vectors, padded to whole ones. Everything else.
+//   LaneLayout  one matrix per lane: element (i, j) is a vector of the same element of `kLanes` matrices. Small
+//   matrices. RowLayout   one matrix: its rows are cut into vectors, padded to whole ones. Everything else.
 //
 // Either way a matrix row is `vectors()` vectors; a row quantity (one number per row) is read with LoadRow(x, i), which
-// gives all lanes their matrix's value, and a column quantity with LoadCol(x, jv). A "lane scalar" is a vector that holds
-// one number per matrix: RowLayout has the same number in all lanes. Reduce turns a vector of a row's partial results
-// into a lane scalar. Padding columns are the algorithms' affair: KeepColumns zeroes them.
+// gives all lanes their matrix's value, and a column quantity with LoadCol(x, jv). A "lane scalar" is a vector that
+// holds one number per matrix: RowLayout has the same number in all lanes. Reduce turns a vector of a row's partial
+// results into a lane scalar. Padding columns are the algorithms' affair: KeepColumns zeroes them.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_LAYOUT_INL_H_
@@ -71,7 +71,7 @@ HWY_INLINE void StoreLowerBlock(D d, V value, hn::TFromD<D>* to) {
 constexpr int64_t kPanelRows = HWY_TARGET == HWY_SCALAR ? 16 : 128;  // Vectors take four or more rows at a time.
 constexpr int64_t kPanelVectors = 16;
 
-// ---- Transposition of a square of vectors -------------------------------------------------------------------------------
+// ---- Transposition of a square of vectors ---------------------------------------------------------------------------
 #if HWY_TARGET == HWY_SCALAR
 template <class D, class V>
 HWY_INLINE void Transpose(D, V*) {}
@@ -134,7 +134,7 @@ HWY_INLINE void Transpose(D d, V* v) {
 }
 #endif
 
-// ---- One matrix per lane ------------------------------------------------------------------------------------------------
+// ---- One matrix per lane --------------------------------------------------------------------------------------------
 template <class T_>
 class LaneLayout {
  public:
@@ -204,7 +204,8 @@ class LaneLayout {
       SINKHORN_UNROLLED for (int r = 0; r < R; ++r) part[r] = hn::Zero(d);
       for (int64_t j = begin; j < std::min(begin + kPanelVectors, cols()); ++j) {
         const V yj = hn::Load(d, y + j * kLanes);
-        SINKHORN_UNROLLED for (int r = 0; r < R; ++r) part[r] = hn::MulAdd(hn::Load(d, row[r] + j * kLanes), yj, part[r]);
+        SINKHORN_UNROLLED for (int r = 0; r < R; ++r) part[r] =
+            hn::MulAdd(hn::Load(d, row[r] + j * kLanes), yj, part[r]);
       }
       SINKHORN_UNROLLED for (int r = 0; r < R; ++r) w[r] = hn::Add(w[r], part[r]);
     }
@@ -219,7 +220,7 @@ class LaneLayout {
   int64_t rows_, cols_;
 };
 
-// ---- One matrix, rows in vectors ------------------------------------------------------------------------------------------
+// ---- One matrix, rows in vectors ------------------------------------------------------------------------------------
 template <class T_>
 class RowLayout {
  public:
@@ -427,7 +428,8 @@ class RowLayout {
     Turn<R>(i, s, w, f);
     SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
       V sum = hn::Mul(hn::Load(d, rows + c * kLanes), w[0]);
-      SINKHORN_UNROLLED for (int r = 1; r < R; ++r) sum = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), w[r], sum);
+      SINKHORN_UNROLLED for (int r = 1; r < R; ++r) sum =
+          hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), w[r], sum);
       acc[c] = hn::Add(acc[c], sum);
     }
   }

@@ -1,8 +1,8 @@
 // Forward solver in the linear domain: K = exp(W - row maximum), u and v themselves.
 //
-// Safe while no entry of K that matters underflows: scalings stay within the range of K (they are ratios of its entries),
-// so an entry above exp(-60) in float32 and exp(-600) in float64, less the range of the marginals, keeps every sum, every
-// scaling and their products normal. Members beyond that are handed on.
+// Safe while no entry of K that matters underflows: scalings stay within the range of K (they are ratios of its
+// entries), so an entry above exp(-60) in float32 and exp(-600) in float64, less the range of the marginals, keeps
+// every sum, every scaling and their products normal. Members beyond that are handed on.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_
@@ -58,16 +58,16 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   friend Base;
 
  public:
+  using Base::Base;
   using typename Base::D;
   using typename Base::Scalar;
   using typename Base::T;
   using typename Base::V;
-  using Base::Base;
   static constexpr int64_t kLanes = Base::kLanes;
   static constexpr bool kExact = false;
 
  private:
-  static constexpr double kRange = sizeof(T) == 4 ? 60 : 600;    // nats
+  static constexpr double kRange = sizeof(T) == 4 ? 60 : 600;     // nats
   static constexpr double kLowest = sizeof(T) == 4 ? -40 : -500;  // log of the first row sums: guards see them
 
   // Runs body(std::integral_constant<Guard, ...>).
@@ -86,7 +86,7 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   V ColGuard() const { return hn::Load(D(), this->marginals_.col_guard.value); }
   V Inverse(V guard) const { return hn::Div(hn::Set(D(), T(1)), guard); }
 
-  // ---- Start: from logits to K ------------------------------------------------------------------------
+  // ---- Start: from logits to K --------------------------------------------------------------------------------------
   void StartRows(int64_t begin, int64_t end, Scalar* scalars) {
     const D d;
     const Layout& layout = this->layout_;
@@ -173,7 +173,8 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
       hn::Store(e, d, k + jv * kLanes);
       sum = hn::Add(sum, layout.KeepColumns(jv, e));
     }
-    const V marginal = hn::Mul(layout.LoadRow(this->marginals_.row, i), hn::Load(d, this->marginals_.row_unscale.value));
+    const V marginal =
+        hn::Mul(layout.LoadRow(this->marginals_.row, i), hn::Load(d, this->marginals_.row_unscale.value));
     const V scale = hn::Mul(marginal, Reciprocal(d, layout.Reduce(sum)));
     const V offset = hn::Set(d, static_cast<T>(this->spec_.recipe.offset));
     V smallest = hn::Set(d, T(1));
@@ -220,7 +221,7 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     }
   }
 
-  // ---- Iteration ------------------------------------------------------------------------------------------------------------
+  // ---- Iteration ----------------------------------------------------------------------------------------------------
   void IterateRows(int64_t block, int64_t begin, int64_t end) {
     WithGuard([&](auto guard) HWY_ATTR { this->template IterateRowsGuarded<guard()>(block, begin, end); });
   }
@@ -240,9 +241,10 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
       row.Store(u, now);
       return u;
     };
-    this->InPanels(block, begin, end, this->Accumulator(block), nullptr, [&](int64_t first, int64_t last, T* sum, T*) HWY_ATTR {
-      this->layout_.Sweep(this->matrix_, first, last, this->W(this->t_ - 1), sum, rescale);
-    });
+    this->InPanels(block, begin, end, this->Accumulator(block), nullptr,
+                   [&](int64_t first, int64_t last, T* sum, T*) HWY_ATTR {
+                     this->layout_.Sweep(this->matrix_, first, last, this->W(this->t_ - 1), sum, rescale);
+                   });
   }
 
   void EndRows() { this->EndIteration(); }
@@ -252,7 +254,8 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   V RowErrorBefore() const {
     const D d;
     const T* u = this->U(this->t_ - 1);
-    const V scale = hn::Load(d, this->marginals_.col_unscale.value), unscale = hn::Load(d, this->marginals_.row_unscale.value);
+    const V scale = hn::Load(d, this->marginals_.col_unscale.value),
+            unscale = hn::Load(d, this->marginals_.row_unscale.value);
     return this->L1(this->layout_.row_elements(), [&](int64_t k) HWY_ATTR {
       const V sum = hn::Mul(hn::Mul(hn::Load(d, u + k), hn::Load(d, this->row_sum_ + k)), scale);
       return hn::NegMulAdd(hn::Load(d, this->marginals_.row + k), unscale, sum);
@@ -273,24 +276,26 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     const V guard = ColGuard(), inverse = Inverse(guard);
     for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
       const int64_t k = jv * kLanes;
-      const V v = Rescaled<kGuard>(d, hn::Load(d, sums + k), hn::Load(d, old + k), hn::Load(d, this->marginals_.col + k),
-                                   guard, inverse);
+      const V v = Rescaled<kGuard>(d, hn::Load(d, sums + k), hn::Load(d, old + k),
+                                   hn::Load(d, this->marginals_.col + k), guard, inverse);
       hn::Store(layout.KeepColumns(jv, v), d, now + k);
     }
     if (!this->stops_early()) return;
     this->KeepStopped(old, layout.col_elements(), now);
     const V unscale = hn::Load(d, this->marginals_.col_unscale.value);
     const V error = this->L1(layout.col_elements(), [&](int64_t k) HWY_ATTR {
-      return hn::Mul(unscale, hn::MulSub(hn::Load(d, now + k), hn::Load(d, sums + k), hn::Load(d, this->marginals_.col + k)));
+      return hn::Mul(unscale,
+                     hn::MulSub(hn::Load(d, now + k), hn::Load(d, sums + k), hn::Load(d, this->marginals_.col + k)));
     });
     hn::Store(error, d, this->col_error_.value);
   }
 
-  // ---- P, its sums and, backward, bar K of the last step ----------------------------------------------------------------------
+  // ---- P, its sums and, backward, bar K of the last step ------------------------------------------------------------
   void FinalRows(int64_t block, int64_t begin, int64_t end) {
     T* bars = this->spec_.unrolled ? this->SecondAccumulator(block) : nullptr;
-    this->InPanels(block, begin, end, this->Accumulator(block), bars,
-                   [&](int64_t first, int64_t last, T* col_sums, T* col_bars) { FinalPanel(first, last, col_sums, col_bars); });
+    this->InPanels(
+        block, begin, end, this->Accumulator(block), bars,
+        [&](int64_t first, int64_t last, T* col_sums, T* col_bars) { FinalPanel(first, last, col_sums, col_bars); });
   }
   void FinalPanel(int64_t begin, int64_t end, T* col_sums, T* col_bars) {
     const D d;
@@ -302,14 +307,16 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
       const V u = hn::Mul(layout.LoadRow(this->U(this->t_), i), unscale);
       V row_sum = hn::Zero(d), row_bar = hn::Zero(d);
       for (int64_t k = 0; k < layout.stride(); k += kPanelVectors * kLanes) {
-        FinalPiece(i, k, std::min(k + kPanelVectors * kLanes, layout.stride()), u, col_sums, col_bars, &row_sum, &row_bar);
+        FinalPiece(i, k, std::min(k + kPanelVectors * kLanes, layout.stride()), u, col_sums, col_bars, &row_sum,
+                   &row_bar);
       }
       layout.StoreRow(layout.Reduce(row_sum), this->row_sum_, i);
       if (col_bars != nullptr) layout.StoreRow(layout.Reduce(row_bar), this->row_bar_, i);
     }
   }
   // Elements [begin, end) of row i.
-  HWY_INLINE void FinalPiece(int64_t i, int64_t begin, int64_t end, V u, T* col_sums, T* col_bars, V* row_sum, V* row_bar) {
+  HWY_INLINE void FinalPiece(int64_t i, int64_t begin, int64_t end, V u, T* col_sums, T* col_bars, V* row_sum,
+                             V* row_bar) {
     const D d;
     const int64_t at = i * this->layout_.stride();
     const T* v = this->W(this->t_);
@@ -330,7 +337,7 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     *row_bar = hn::Add(*row_bar, bar_sum);
   }
 
-  // ---- Reverse of iteration t: columns, then rows ---------------------------------------------------------------------------------
+  // ---- Reverse of iteration t: columns, then rows -------------------------------------------------------------------
   void BeginReverseStep() {
     WithGuard([&](auto guard) HWY_ATTR { this->template ReverseColumns<guard()>(); });
   }
@@ -346,8 +353,9 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
       const int64_t k = jv * kLanes;
       const V bar = hn::Load(d, this->col_bar_ + k);
       V carried = bar;
-      const V multiplier = Unscaled<kGuard>(d, hn::Load(d, old + k), hn::Load(d, now + k), hn::Load(d, this->marginals_.col + k),
-                                            hn::Load(d, this->marginals_.col_inverse + k), guard, inverse, &carried);
+      const V multiplier =
+          Unscaled<kGuard>(d, hn::Load(d, old + k), hn::Load(d, now + k), hn::Load(d, this->marginals_.col + k),
+                           hn::Load(d, this->marginals_.col_inverse + k), guard, inverse, &carried);
       hn::Store(hn::IfThenZeroElse(idle, multiplier), d, y + k);
       hn::Store(this->layout_.KeepColumns(jv, hn::IfThenElse(idle, bar, carried)), d, this->col_bar_ + k);
     }
@@ -379,17 +387,17 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
       const V u = row.Load(now);
       const V bar = hn::NegMulAdd(u, s, row.Load(row_bar));
       V carried = bar;
-      V multiplier = Unscaled<kGuard>(d, row.Load(old), u, row.Load(marginal), row.Load(inverse_marginal), guard, inverse,
-                                      &carried);
+      V multiplier = Unscaled<kGuard>(d, row.Load(old), u, row.Load(marginal), row.Load(inverse_marginal), guard,
+                                      inverse, &carried);
       multiplier = hn::IfThenZeroElse(idle, multiplier);
       if (skip) multiplier = hn::Zero(d);
       row.Store(multiplier, x);
       row.Store(hn::IfThenElse(idle, bar, carried), row_bar);
       return multiplier;
     };
-    this->InPanels(block, begin, end, this->Accumulator(block), nullptr, [&](int64_t first, int64_t last, T* sum, T*) HWY_ATTR {
-      this->layout_.Sweep(this->matrix_, first, last, this->Y(this->t_), sum, reverse);
-    });
+    this->InPanels(block, begin, end, this->Accumulator(block), nullptr,
+                   [&](int64_t first, int64_t last, T* sum, T*)
+                       HWY_ATTR { this->layout_.Sweep(this->matrix_, first, last, this->Y(this->t_), sum, reverse); });
   }
 
   void EndReverse() {
@@ -397,12 +405,13 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     this->CombineColumns(this->Accumulator(0));
     const T* v = this->W(this->t_ - 1);
     for (int64_t k = 0; k < this->layout_.col_elements(); k += kLanes) {
-      const V bar = hn::NegMulAdd(hn::Load(d, v + k), hn::Load(d, this->Accumulator(0) + k), hn::Load(d, this->col_bar_ + k));
+      const V bar =
+          hn::NegMulAdd(hn::Load(d, v + k), hn::Load(d, this->Accumulator(0) + k), hn::Load(d, this->col_bar_ + k));
       hn::Store(bar, d, this->col_bar_ + k);
     }
   }
 
-  // ---- bar K = dP * P - K * sum_t (u_t y_t^T + x_t v_{t-1}^T) ---------------------------------------------------------------
+  // ---- bar K = dP * P - K * sum_t (u_t y_t^T + x_t v_{t-1}^T) -------------------------------------------------------
   void GradientRows(int64_t begin, int64_t end) {
     int64_t i = begin;
     for (; i + 4 <= end; i += 4) GradientTiles<4>(i);
@@ -452,7 +461,8 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   void SoftmaxBackward(int64_t i, V total) {
     const D d;
     const Layout& layout = this->layout_;
-    const V marginal = hn::Mul(layout.LoadRow(this->marginals_.row, i), hn::Load(d, this->marginals_.row_unscale.value));
+    const V marginal =
+        hn::Mul(layout.LoadRow(this->marginals_.row, i), hn::Load(d, this->marginals_.row_unscale.value));
     const V scale = hn::Div(total, marginal);
     for (int64_t k = 0; k < layout.stride(); k += kLanes) {
       const int64_t at = i * layout.stride() + k;

@@ -1,5 +1,5 @@
-// Forward solver in the log domain: A = log of the start matrix, phi = log u and gamma = log v, log-sum-exps with maxima.
-// Any finite logits. An iteration is two passes: rows, with the column maxima of A + phi; columns.
+// Forward solver in the log domain: A = log of the start matrix, phi = log u and gamma = log v, log-sum-exps with
+// maxima. Any finite logits. An iteration is two passes: rows, with the column maxima of A + phi; columns.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LOG_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_LOG_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_LOG_INL_H_
@@ -31,18 +31,18 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
   friend Base;
 
  public:
+  using Base::Base;
   using typename Base::D;
   using typename Base::Scalar;
   using typename Base::T;
   using typename Base::V;
-  using Base::Base;
   static constexpr int64_t kLanes = Base::kLanes;
   static constexpr bool kExact = false;
 
  private:
   V LogGuard() const { return hn::Load(D(), this->marginals_.row_guard.value); }
 
-  // ---- Start: from logits to A -------------------------------------------------------------------------
+  // ---- Start: from logits to A --------------------------------------------------------------------------------------
   void StartRows(int64_t begin, int64_t end, Scalar*) {
     const D d;
     const Layout& layout = this->layout_;
@@ -56,7 +56,8 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
       V shift = hn::Zero(d);
       if (this->spec_.softmax()) {
         const V zero = hn::Zero(d);
-        shift = hn::Sub(layout.LoadRow(this->marginals_.row_log, i), RowLogSum(row, [&](int64_t) { return zero; }, floor));
+        shift = hn::Sub(layout.LoadRow(this->marginals_.row_log, i), RowLogSum(
+                                                                         row, [&](int64_t) { return zero; }, floor));
       }
       for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
         const V x = hn::LoadU(d, row + jv * kLanes);
@@ -70,9 +71,7 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
       layout.StoreRow(hn::Zero(d), this->U(0), i);
     }
   }
-  void EndStart() {
-    std::fill(this->W(0), this->W(0) + this->layout_.col_elements(), T(0));
-  }
+  void EndStart() { std::fill(this->W(0), this->W(0) + this->layout_.col_elements(), T(0)); }
 
   // LSE_j(max(row_j, floor) + added(jv)), padding apart.
   template <class Added>
@@ -93,8 +92,9 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     return hn::Add(max, Log(d, layout.Reduce(sum)));
   }
 
-  // ---- Iteration --------------------------------------------------------------------------------------------------------------
-  // The potential after a division: old + log marginal - log h(e^(old + sum)).
+  // ---- Iteration
+  // -------------------------------------------------------------------------------------------------------------- The
+  // potential after a division: old + log marginal - log h(e^(old + sum)).
   V Shifted(V log_sum, V old, V log_marginal) const {
     const D d;
     switch (this->spec_.recipe.guard) {
@@ -120,7 +120,8 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
       const V old = layout.LoadRow(this->U(this->t_ - 1), i);
       V phi = old;
       if (!this->row_step_is_done()) {
-        const V log_sum = RowLogSum(row, [&](int64_t jv) HWY_ATTR { return hn::Load(d, gamma + jv * kLanes); }, lowest);
+        const V log_sum = RowLogSum(
+            row, [&](int64_t jv) HWY_ATTR { return hn::Load(d, gamma + jv * kLanes); }, lowest);
         phi = Shifted(log_sum, old, layout.LoadRow(this->marginals_.row_log, i));
         layout.StoreRow(hn::Add(old, log_sum), this->row_sum_, i);
       }
@@ -170,7 +171,8 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     V error = hn::Zero(d);
     for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
       const int64_t k = jv * kLanes;
-      const V log_sum = hn::Add(hn::Load(d, this->Accumulator(0) + k), Log(d, hn::Load(d, this->SecondAccumulator(0) + k)));
+      const V log_sum =
+          hn::Add(hn::Load(d, this->Accumulator(0) + k), Log(d, hn::Load(d, this->SecondAccumulator(0) + k)));
       const V gamma = Shifted(log_sum, hn::Load(d, old + k), hn::Load(d, this->marginals_.col_log + k));
       hn::Store(layout.KeepColumns(jv, gamma), d, now + k);
       const V difference = hn::Sub(Exp(d, hn::Add(gamma, log_sum)), hn::Load(d, this->marginals_.col + k));
@@ -190,7 +192,7 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     return error;
   }
 
-  // ---- P, its sums and, backward, bar A of the last step ----------------------------------------------------------------------
+  // ---- P, its sums and, backward, bar A of the last step ------------------------------------------------------------
   void FinalRows(int64_t block, int64_t begin, int64_t end) {
     const D d;
     const Layout& layout = this->layout_;
@@ -221,8 +223,9 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     }
   }
 
-  // ---- Reverse of iteration t: columns, then rows ---------------------------------------------------------------------------------
-  // As Unscaled of the linear solver: the multiplier of -P at `now`; *bar becomes what passes by the sum.
+  // ---- Reverse of iteration t: columns, then rows
+  // --------------------------------------------------------------------------------- As Unscaled of the linear solver:
+  // the multiplier of -P at `now`; *bar becomes what passes by the sum.
   V Unshifted(V old, V now, V log_marginal, V inverse_marginal, V* bar) const {
     const D d;
     const V multiplier = hn::Mul(*bar, inverse_marginal);
@@ -284,8 +287,9 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
       }
       const V bar = hn::Sub(layout.LoadRow(this->row_bar_, i), layout.Reduce(sum));
       V carried = bar;
-      V multiplier = Unshifted(layout.LoadRow(this->U(this->t_ - 1), i), phi, layout.LoadRow(this->marginals_.row_log, i),
-                               layout.LoadRow(this->marginals_.row_inverse, i), &carried);
+      V multiplier =
+          Unshifted(layout.LoadRow(this->U(this->t_ - 1), i), phi, layout.LoadRow(this->marginals_.row_log, i),
+                    layout.LoadRow(this->marginals_.row_inverse, i), &carried);
       multiplier = hn::IfThenZeroElse(idle, multiplier);
       if (this->row_step_is_done()) multiplier = hn::Zero(d);
       layout.StoreRow(hn::IfThenElse(idle, bar, carried), this->row_bar_, i);

@@ -65,8 +65,8 @@ class ScaledMarginals {
   T *row_log = nullptr, *col_log = nullptr;
   Scalar row_unscale, col_unscale;  // Marginal / scaled marginal.
   Scalar col_scale, row_scale;
-  Scalar row_guard, col_guard;      // In the log domain their logarithms.
-  Scalar range;                     // log(largest / smallest), both sides added.
+  Scalar row_guard, col_guard;  // In the log domain their logarithms.
+  Scalar range;                 // log(largest / smallest), both sides added.
 
  private:
   static double LogRange(const std::vector<double>& x) {

@@ -1,4 +1,5 @@
-// What all forward solvers share: their memory, the sequence of passes, the stopping rule, the certificate, the outputs.
+// What all forward solvers share: their memory, the sequence of passes, the stopping rule, the certificate, the
+// outputs.
 //
 // A recipe is P = diag(u) K diag(v), u and v updated in turn. The derived class (linear or log domain) supplies the
 // arithmetic of a pass over some rows and the update of the columns after it; EndPass decides what comes next:
@@ -8,8 +9,8 @@
 // Unrolled backward. A half step divides row i by h(s_i), s_i its sum in the current P, h the guard. With
 // theta = d log h / d log s the adjoints of log u, log v and log K obey, for a row step with weights Q = K v / (K v)1,
 //   bar K -= theta_i bar u_i Q_ij,  bar v_j -= sum_i theta_i bar u_i Q_ij,  bar u_i <- (1 - theta_i) bar u_i,
-// and theta_i Q_ij = (u_i / r_i) K_ij v_j for every guard (theta = 0 where max is clamped). So the state of an iteration
-// is two vectors, and its reverse two products with K.
+// and theta_i Q_ij = (u_i / r_i) K_ij v_j for every guard (theta = 0 where max is clamped). So the state of an
+// iteration is two vectors, and its reverse two products with K.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_SOLVER_INL_H_
@@ -132,7 +133,8 @@ class ForwardSolver : public MatrixSolver {
         return derived().ColumnRows(block, begin, end);
       case Pass::kFinal:
         if (spec_.unrolled) {
-          io_.Load(InputTensor(inputs().cotangent, spec_.n, spec_.m), false, group_, begin, end, 0, typed_stage, cotangent_);
+          io_.Load(InputTensor(inputs().cotangent, spec_.n, spec_.m), false, group_, begin, end, 0, typed_stage,
+                   cotangent_);
         }
         derived().FinalRows(block, begin, end);
         return StorePlan(begin, end, typed_stage);
@@ -234,8 +236,8 @@ class ForwardSolver : public MatrixSolver {
       hn::Store(hn::Add(hn::Load(d, sum + k), hn::Load(d, more + k)), d, sum + k);
     }
   }
-  // Runs body(begin, end, sums, second sums) for rows [begin, end), panel by panel, and adds up their column sums in the
-  // block's accumulators. `second` may be null.
+  // Runs body(begin, end, sums, second sums) for rows [begin, end), panel by panel, and adds up their column sums in
+  // the block's accumulators. `second` may be null.
   template <class Body>
   void InPanels(int64_t block, int64_t begin, int64_t end, T* sums, T* second, Body body) const {
     body(begin, std::min(begin + kPanelRows, end), sums, second);
@@ -268,13 +270,13 @@ class ForwardSolver : public MatrixSolver {
   ScaledMarginals<Layout, kLog> marginals_;
   Group<kMembers> group_;
   Pass pass_ = Pass::kDone;
-  int32_t t_ = 0;   // The iteration that is being done or reversed, from 1.
+  int32_t t_ = 0;  // The iteration that is being done or reversed, from 1.
   int32_t last_ = 0;
   Scalar stopped_;  // 0: goes on; else the iteration whose result stands.
 
   const T* direct_logits_ = nullptr;  // The tensors themselves; null: they pass through matrix_ and plan_.
   T* direct_plan_ = nullptr;
-  T* matrix_ = nullptr;     // K, or its logarithm
+  T* matrix_ = nullptr;  // K, or its logarithm
   T* plan_ = nullptr;
   T* cotangent_ = nullptr;  // dL/dP; then bar K as it develops; then the gradient
   T* factor_ = nullptr;     // d log K / d W; null: 1
@@ -292,7 +294,8 @@ class ForwardSolver : public MatrixSolver {
     fetchers_[0] = Fetcher(OutputTensor(outputs().plan, spec_.n, spec_.m), first, count, times);
     fetchers_[1] = Fetcher(Logits(), group.next, in_order ? group.next_count : 0, times);
     fetchers_[2] = Fetcher(InputTensor(inputs().cotangent, spec_.n, spec_.m), first, spec_.unrolled ? count : 0, times);
-    fetchers_[3] = Fetcher(OutputTensor(outputs().gradient_logits, spec_.problem.n, spec_.problem.m), first, count, times);
+    fetchers_[3] =
+        Fetcher(OutputTensor(outputs().gradient_logits, spec_.problem.n, spec_.problem.m), first, count, times);
   }
 
   bool StoresAny() const {
@@ -300,7 +303,7 @@ class ForwardSolver : public MatrixSolver {
   }
 
  protected:
-  // ---- The end of an iteration ------------------------------------------------------------------------------------------
+  // ---- The end of an iteration --------------------------------------------------------------------------------------
   void EndIteration() {
     if (stops_early() && t_ > 1) Stop();
     derived().UpdateColumns();
@@ -322,8 +325,8 @@ class ForwardSolver : public MatrixSolver {
     const V col_error = hn::Load(d, col_error_.value);
     const V tolerance = hn::Set(d, static_cast<T>(spec_.tolerance));
     const V stopped = hn::Load(d, stopped_.value);
-    const auto stops = hn::And(hn::Eq(stopped, hn::Zero(d)),
-                               hn::And(hn::Le(row_error, tolerance), hn::Le(col_error, tolerance)));
+    const auto stops =
+        hn::And(hn::Eq(stopped, hn::Zero(d)), hn::And(hn::Le(row_error, tolerance), hn::Le(col_error, tolerance)));
     hn::Store(hn::IfThenElse(stops, hn::Set(d, static_cast<T>(t_ - 1)), stopped), d, stopped_.value);
     hn::Store(hn::IfThenElse(stops, row_error, hn::Load(d, row_error_.value)), d, row_error_.value);
     hn::Store(hn::IfThenElse(stops, col_error, hn::Load(d, stopped_col_error_.value)), d, stopped_col_error_.value);
@@ -353,7 +356,7 @@ class ForwardSolver : public MatrixSolver {
   Scalar col_error_;  // After the last column step; kept by UpdateColumns when stops_early().
 
  private:
-  // ---- The certificate --------------------------------------------------------------------------------------------------
+  // ---- The certificate ----------------------------------------------------------------------------------------------
   void Certify() {
     const D d;
     CombineColumns(Accumulator(0));
@@ -433,7 +436,6 @@ class ForwardSolver : public MatrixSolver {
   }
 
  private:
-
   void StoreSums() const {
     const OutputView& of_rows = spec_.transposed ? outputs().column_sums : outputs().row_sums;
     const OutputView& of_cols = spec_.transposed ? outputs().row_sums : outputs().column_sums;
@@ -461,7 +463,7 @@ class ForwardSolver : public MatrixSolver {
     io_.Store(plan_, copies, false, begin, end, stage, plan_copy_);
   }
 
-  // ---- Backward ---------------------------------------------------------------------------------------------------------
+  // ---- Backward -----------------------------------------------------------------------------------------------------
   void BeginReverse() {
     CombineColumns(SecondAccumulator(0));  // sum_i dP_ij P_ij
     std::copy(SecondAccumulator(0), SecondAccumulator(0) + layout_.col_elements(), col_bar_);

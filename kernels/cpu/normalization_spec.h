@@ -1,7 +1,7 @@
 // A normalisation as its kernels see it: the recipe resolved, the orientation chosen, the marginals of a member.
 //
-// Kernels scale the rows of their matrix first and its columns second. Recipes that start with columns are solved on the
-// transpose: `transposed` says so, `rows` and `cols` are the kernel's, `n` and `m` those of P (dustbin included).
+// Kernels scale the rows of their matrix first and its columns second. Recipes that start with columns are solved on
+// the transpose: `transposed` says so, `rows` and `cols` are the kernel's, `n` and `m` those of P (dustbin included).
 #ifndef SINKHORN_KERNELS_CPU_NORMALIZATION_SPEC_H_
 #define SINKHORN_KERNELS_CPU_NORMALIZATION_SPEC_H_
 
@@ -26,7 +26,7 @@ struct NormalizationSpec {
   bool dustbin = false;
   bool transposed = false;
   int64_t rows = 0, cols = 0;
-  bool own_marginals = false;  // Members may have different ones.
+  bool own_marginals = false;   // Members may have different ones.
   bool unit_marginals = false;  // Square and all 1: scaled marginals are exactly 1.
   int32_t iterations = 0;
   double tolerance = 0;

@@ -1,9 +1,10 @@
 // The linear solver for the shapes that come by the million: N x N, N = 4 and 8, all marginals 1, a fixed number of
 // iterations. One matrix per lane; the scaling vectors of all iterations stay in registers, K in the first-level cache.
 //
-// The arithmetic is that of normalization_linear-inl.h. What is different is that everything is unrolled, that two groups
-// of lanes of 4 x 4 go side by side (one alone waits for its own results), and that the lines of the next inputs and of the
-// own outputs are fetched a few per iteration: fetched at once they would fill the core's line buffers and stop it.
+// The arithmetic is that of normalization_linear-inl.h. What is different is that everything is unrolled, that two
+// groups of lanes of 4 x 4 go side by side (one alone waits for its own results), and that the lines of the next inputs
+// and of the own outputs are fetched a few per iteration: fetched at once they would fill the core's line buffers and
+// stop it.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_
@@ -66,7 +67,8 @@ class Squares {
         const int64_t next = members[first] + size, next_size = std::min(kMembers, count - first - size);
         fetchers[0] = Fetcher(OutputTensor(out.plan, N, N), members[first], size, spec_.iterations);
         fetchers[1] = Fetcher(InputTensor(in.logits, N, N), next, next_size, spec_.iterations);
-        fetchers[2] = Fetcher(InputTensor(in.cotangent, N, N), members[first], spec_.unrolled ? size : 0, spec_.iterations);
+        fetchers[2] =
+            Fetcher(InputTensor(in.cotangent, N, N), members[first], spec_.unrolled ? size : 0, spec_.iterations);
         fetchers[3] = Fetcher(OutputTensor(out.gradient_logits, N, N), members[first], size, spec_.iterations);
       }
       Iterate(fetchers);
@@ -83,7 +85,7 @@ class Squares {
     bool store[kLanes];
     bool any;
     T *k, *bar = nullptr, *factor = nullptr;
-    T *u, *v, *x, *y;  // Of all iterations, from 0.
+    T *u, *v, *x, *y;                // Of all iterations, from 0.
     HWY_ALIGN T first[N * kLanes];   // u of the last iteration,
     HWY_ALIGN T second[N * kLanes];  // v,
     HWY_ALIGN T sums[N * kLanes];    // and the sums that v was made from.
@@ -96,7 +98,7 @@ class Squares {
   static V Line(const T* x, int i) { return hn::Load(D(), x + i * kLanes); }
   static void PutLine(V value, T* x, int i) { hn::Store(value, D(), x + i * kLanes); }
 
-  // ---- Tensors to lanes and back ------------------------------------------------------------------------------------------
+  // ---- Tensors to lanes and back ------------------------------------------------------------------------------------
   void Load(const TensorView& view, const Lanes& g, T* matrix) const {
     const D d;
     const T* source[kLanes];
@@ -152,7 +154,7 @@ class Squares {
     }
   }
 
-  // ---- Start ----------------------------------------------------------------------------------------------------------------
+  // ---- Start --------------------------------------------------------------------------------------------------------
   void Begin(Lanes* g, const int64_t* members, int64_t count, int64_t begin, NormalizationTally* tally) {
     for (int l = 0; l < kLanes; ++l) {
       g->store[l] = begin + l < count;
@@ -227,7 +229,7 @@ class Squares {
     }
   }
 
-  // ---- Iterations -------------------------------------------------------------------------------------------------------------
+  // ---- Iterations ---------------------------------------------------------------------------------------------------
   HWY_NOINLINE void Iterate(Fetcher* fetchers) {
     const D d;
     const V one = hn::Set(d, T(1)), guard = Guarded(), inverse = InverseGuard();
@@ -278,7 +280,7 @@ class Squares {
   V Guarded() const { return hn::Set(D(), static_cast<T>(spec_.recipe.guard_value)); }
   V InverseGuard() const { return hn::Div(hn::Set(D(), T(1)), Guarded()); }
 
-  // ---- P and its certificate ----------------------------------------------------------------------------------------------------
+  // ---- P and its certificate ----------------------------------------------------------------------------------------
   HWY_NOINLINE void Finish(Lanes* g, NormalizationTally* tally) {
     const D d;
     const V one = hn::Set(d, T(1));
@@ -351,7 +353,7 @@ class Squares {
     StoreRow(view.dtype, one, N, view.data, member * N);
   }
 
-  // ---- Backward -------------------------------------------------------------------------------------------------------------------
+  // ---- Backward -----------------------------------------------------------------------------------------------------
   // bar K = dP * P - K * sum_t (u_t y_t^T + x_t v_{t-1}^T): see normalization_solver-inl.h.
   void Backward(Lanes* g, Fetcher* gradient, NormalizationTally* tally) {
     if (!g->any) return;

@@ -31,11 +31,11 @@ void Squared(const NormalizationSpec& spec, const int64_t* members, int64_t coun
   const auto guarded = [&](auto n) {
     switch (spec.recipe.guard) {
       case Guard::kNone:
-        return SolveAll<Squares<n(), Guard::kNone>>(spec, members, count, scratch, tally);
+        return SolveAll<Squares<n(), Guard::kNone> >(spec, members, count, scratch, tally);
       case Guard::kMax:
-        return SolveAll<Squares<n(), Guard::kMax>>(spec, members, count, scratch, tally);
+        return SolveAll<Squares<n(), Guard::kMax> >(spec, members, count, scratch, tally);
       case Guard::kAdd:
-        return SolveAll<Squares<n(), Guard::kAdd>>(spec, members, count, scratch, tally);
+        return SolveAll<Squares<n(), Guard::kAdd> >(spec, members, count, scratch, tally);
     }
   };
   return spec.n == 4 ? guarded(std::integral_constant<int, 4>()) : guarded(std::integral_constant<int, 8>());

@@ -1,8 +1,8 @@
 // Normalisation against the float64 oracle, finite differences, closed forms and its own laws.
 //
-// Tolerances. STRICT: entries of P within 1e-6 of the largest (float32 rounding is 6e-8, a sum of products of a few roundings
-// each); gradients within 1e-5 of the largest |P dP|, of which they are differences. DOUBLE: 1e-11, since rounding logits of
-// 1e4 alone makes 2e-12.
+// Tolerances. STRICT: entries of P within 1e-6 of the largest (float32 rounding is 6e-8, a sum of products of a few
+// roundings each); gradients within 1e-5 of the largest |P dP|, of which they are differences. DOUBLE: 1e-11, since
+// rounding logits of 1e4 alone makes 2e-12.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -23,7 +23,7 @@ namespace {
 struct Shape {
   int64_t n, m;
 };
-const std::vector<Shape> kShapes = {{1, 1}, {1, 5},   {5, 1},   {2, 2},   {3, 7},    {4, 4},   {8, 8},  {16, 16},
+const std::vector<Shape> kShapes = {{1, 1},   {1, 5},   {5, 1},   {2, 2},   {3, 7},   {4, 4},   {8, 8},   {16, 16},
                                     {31, 37}, {32, 32}, {64, 64}, {300, 7}, {7, 300}, {33, 65}, {1, 2000}};
 
 struct NamedRecipe {
@@ -122,7 +122,7 @@ void AddCotangent(Request* request) {
   request->cotangent = Gaussian(request->count * (request->n + border) * (request->m + border), 1, 5);
 }
 
-// ---- Forward and unrolled backward ------------------------------------------------------------------------------------------
+// ---- Forward and unrolled backward ----------------------------------------------------------------------------------
 class Recipes : public testing::TestWithParam<int> {};
 
 TEST_P(Recipes, MatchTheOracleInEveryShape) {
@@ -233,7 +233,7 @@ TEST(Unrolled, TwoByTwoClosedForm) {
   }
 }
 
-// ---- Implicit backward ----------------------------------------------------------------------------------------------------------
+// ---- Implicit backward ----------------------------------------------------------------------------------------------
 const std::vector<BackwardMode> kImplicitModes = {BackwardMode::kImplicit, BackwardMode::kImplicitUnit,
                                                   BackwardMode::kImplicitFull};
 
@@ -245,7 +245,8 @@ Vector OracleImplicit(BackwardMode mode, const Vector& plan, Shape shape, const 
 
 TEST(Implicit, MatchesTheOracle) {
   for (BackwardMode mode : kImplicitModes) {
-    for (Shape shape : {Shape{1, 1}, Shape{4, 4}, Shape{8, 8}, Shape{3, 7}, Shape{17, 17}, Shape{40, 40}, Shape{45, 30}}) {
+    for (Shape shape :
+         {Shape{1, 1}, Shape{4, 4}, Shape{8, 8}, Shape{3, 7}, Shape{17, 17}, Shape{40, 40}, Shape{45, 30}}) {
       if (mode != BackwardMode::kImplicit && shape.n != shape.m) continue;  // Not singular there, nor meant to be.
       for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
         for (const Recipe& recipe : {LogRowColumnRecipe(), ExpColumnRowRecipe()}) {
@@ -262,7 +263,8 @@ TEST(Implicit, MatchesTheOracle) {
             const Vector cotangent = Rounded(request, request.cotangent, member, size);
             const Vector expected = OracleImplicit(mode, plan, shape, cotangent);
             const double tolerance = precision == Precision::kDouble ? 1e-10 : 1e-6;
-            EXPECT_LE(MaxDifference(Member(answer.gradient, member, size), expected), tolerance * (MaxAbs(expected) + 1e-3));
+            EXPECT_LE(MaxDifference(Member(answer.gradient, member, size), expected),
+                      tolerance * (MaxAbs(expected) + 1e-3));
             EXPECT_LE(MaxDifference(Member(answer.plan, member, size), plan), tolerance);
           }
         }
@@ -318,10 +320,10 @@ TEST(Implicit, BackwardFromThePlanAlone) {
   }
 }
 
-// The corrected-backward study: 8 x 8, logits uniform in [0, 4], 10 iterations that end on rows, so that columns are off.
-// Measured against the derivative of the iterations done and against that of the map iterated without end, the system with
-// the marginals that P really has is nearer than those that assume 1: on average, and for more than 85 % of the matrices
-// (94 % and 91 % of these; average errors 5.9e-6 against 6.2e-6, and 1.24e-6 against 1.39e-6).
+// The corrected-backward study: 8 x 8, logits uniform in [0, 4], 10 iterations that end on rows, so that columns are
+// off. Measured against the derivative of the iterations done and against that of the map iterated without end, the
+// system with the marginals that P really has is nearer than those that assume 1: on average, and for more than 85 % of
+// the matrices (94 % and 91 % of these; average errors 5.9e-6 against 6.2e-6, and 1.24e-6 against 1.39e-6).
 TEST(Implicit, RealMarginalsBeatUnitMarginalsAwayFromConvergence) {
   constexpr int64_t kCount = 4096, kSize = 64;
   Request request;
@@ -365,7 +367,7 @@ TEST(Implicit, RealMarginalsBeatUnitMarginalsAwayFromConvergence) {
   }
 }
 
-// ---- EXACT --------------------------------------------------------------------------------------------------------------------
+// ---- EXACT ----------------------------------------------------------------------------------------------------------
 struct ExactCase {
   Shape shape;
   double deviation;
@@ -373,9 +375,18 @@ struct ExactCase {
 };
 
 TEST(Exact, ReachesTheMarginals) {
-  for (const ExactCase& c : std::vector<ExactCase>{{{1, 1}, 1, 2},     {{1, 7}, 4, 2},    {{7, 1}, 4, 2},   {{4, 4}, 2, 200},
-                                                   {{4, 4}, 8, 200},   {{4, 4}, 16, 200}, {{5, 3}, 16, 50}, {{8, 8}, 8, 50},
-                                                   {{20, 30}, 8, 9},   {{64, 64}, 4, 3},  {{100, 40}, 8, 2}, {{300, 200}, 2, 1},
+  for (const ExactCase& c : std::vector<ExactCase>{{{1, 1}, 1, 2},
+                                                   {{1, 7}, 4, 2},
+                                                   {{7, 1}, 4, 2},
+                                                   {{4, 4}, 2, 200},
+                                                   {{4, 4}, 8, 200},
+                                                   {{4, 4}, 16, 200},
+                                                   {{5, 3}, 16, 50},
+                                                   {{8, 8}, 8, 50},
+                                                   {{20, 30}, 8, 9},
+                                                   {{64, 64}, 4, 3},
+                                                   {{100, 40}, 8, 2},
+                                                   {{300, 200}, 2, 1},
                                                    {{200, 300}, 4, 1}}) {
     for (bool marginals : {false, true}) {
       for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
@@ -415,7 +426,8 @@ TEST(Exact, ReachesTheMarginals) {
             for (int64_t j = 1; j < c.shape.m; ++j) {
               const int64_t at = i * c.shape.m + j, left = at - 1, up = at - c.shape.m, corner = up - 1;
               if (std::min({plan[at], plan[left], plan[up], plan[corner]}) < 1e-30) continue;  // May be flushed.
-              const double actual = std::log(plan[at]) + std::log(plan[corner]) - std::log(plan[left]) - std::log(plan[up]);
+              const double actual =
+                  std::log(plan[at]) + std::log(plan[corner]) - std::log(plan[left]) - std::log(plan[up]);
               const double expected = logits[at] + logits[corner] - logits[left] - logits[up];
               ASSERT_NEAR(actual, expected, precision == Precision::kDouble ? 1e-10 : 1e-5);
             }
@@ -467,7 +479,7 @@ TEST(Exact, DustbinAndGradient) {
   }
 }
 
-// ---- Early stop -------------------------------------------------------------------------------------------------------------------
+// ---- Early stop -----------------------------------------------------------------------------------------------------
 TEST(Tolerance, EachMemberStopsByItself) {
   for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
     for (Shape shape : {Shape{4, 4}, Shape{5, 7}, Shape{40, 30}}) {
@@ -498,7 +510,8 @@ TEST(Tolerance, EachMemberStopsByItself) {
             const int64_t size = shape.n * shape.m;
             const double rounding = precision == Precision::kDouble ? 1e-12 : 1e-6;
             EXPECT_LE(MaxDifference(Member(answer.plan, k, size), Member(expected.plan, k, size)), rounding);
-            EXPECT_LE(MaxDifference(Member(answer.gradient, k, size), Member(expected.gradient, k, size)), 10 * rounding);
+            EXPECT_LE(MaxDifference(Member(answer.gradient, k, size), Member(expected.gradient, k, size)),
+                      10 * rounding);
             EXPECT_NEAR(c.marginal_error_a, expected.convergence[k].marginal_error_a, 1e-5);
           }
           EXPECT_EQ(answer.report.convergence.iterations, most);
@@ -524,8 +537,9 @@ TEST(Convergence, WithoutToleranceAllIterationsAreDone) {
   EXPECT_LT(worst.marginal_error_b, 1e-6);  // columns last.
 }
 
-// ---- The same bits in any company -----------------------------------------------------------------------------------------------
-// Solves member `index` of the request alone.
+// ---- The same bits in any company
+// ----------------------------------------------------------------------------------------------- Solves member `index`
+// of the request alone.
 Request Alone(const Request& request, int64_t index) {
   const int64_t border = !request.dustbin.empty();
   const auto part = [&](const Vector& values, int64_t size) {
@@ -574,14 +588,15 @@ TEST(Bits, AreTheSameAloneAndInAnyPosition) {
   }
 }
 
-// ---- Every instruction set --------------------------------------------------------------------------------------------------------
+// ---- Every instruction set ------------------------------------------------------------------------------------------
 TEST(Targets, AllMatchTheOracle) {
   for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     SCOPED_TRACE(hwy::TargetName(target));
     for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
-      for (Shape shape : {Shape{1, 1}, Shape{4, 4}, Shape{8, 8}, Shape{5, 7}, Shape{40, 33}, Shape{70, 64}, Shape{150, 20}}) {
+      for (Shape shape :
+           {Shape{1, 1}, Shape{4, 4}, Shape{8, 8}, Shape{5, 7}, Shape{40, 33}, Shape{70, 64}, Shape{150, 20}}) {
         for (const NamedRecipe& recipe : kRecipes) {
           for (double deviation : {1.0, 200.0}) {
             Request request = RandomRequest(shape, shape.n * shape.m > 500 ? 1 : 9, deviation, precision);
@@ -600,7 +615,8 @@ TEST(Targets, AllMatchTheOracle) {
         const Vector plan = Member(answer.plan, 0, shape.n * shape.m);
         const Vector cotangent = Rounded(exact, exact.cotangent, 0, shape.n * shape.m);
         const Vector expected = oracle::ImplicitGradient(plan, shape.n, shape.m, cotangent);
-        EXPECT_LE(MaxDifference(Member(answer.gradient, 0, shape.n * shape.m), expected), 1e-5 * (MaxAbs(expected) + 1e-3));
+        EXPECT_LE(MaxDifference(Member(answer.gradient, 0, shape.n * shape.m), expected),
+                  1e-5 * (MaxAbs(expected) + 1e-3));
       }
     }
   }
@@ -608,7 +624,7 @@ TEST(Targets, AllMatchTheOracle) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
-// ---- Types, sizes, failures -----------------------------------------------------------------------------------------------------
+// ---- Types, sizes, failures -----------------------------------------------------------------------------------------
 TEST(Types, HalfPrecisionTensors) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kFloat32}) {
     for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
@@ -620,7 +636,8 @@ TEST(Types, HalfPrecisionTensors) {
           AddCotangent(&request);
           SCOPED_TRACE(Name(request));
           const Answer answer = Solve(request);
-          // Outputs are rounded once more, to the dtype: half a unit in the last place of numbers up to 1 (4 for gradients).
+          // Outputs are rounded once more, to the dtype: half a unit in the last place of numbers up to 1 (4 for
+          // gradients).
           const double unit = dtype == DType::kFloat16 ? 0x1p-11 : dtype == DType::kBFloat16 ? 0x1p-8 : 1e-6;
           const int64_t size = shape.n * shape.m;
           for (int64_t k : {0, 16}) {
