@@ -59,15 +59,17 @@ class Backend {
 
   // Working memory in bytes that the problem will hold while resident, beyond its inputs and outputs.
   virtual int64_t WorkingBytes(const Problem& problem) const = 0;
-  // Predicted seconds on an idle lane, to within a factor of two or so. For a tolerance, of max_iterations (an upper end).
+  // Predicted seconds on an idle lane, to within a factor of two or so. For a tolerance, of max_iterations (an upper
+  // end).
   virtual double PredictedSeconds(const Problem& problem) const = 0;
 
   // Makes the problem resident. REQUIRES: it is valid (server/validate says what that is).
   // RESOURCE_EXHAUSTED: its working memory cannot be had.
   virtual absl::StatusOr<std::unique_ptr<Solve>> Admit(const Problem& problem) = 0;
 
-  // Advances all `solves` (none done, all of this backend) by a slice of about `slice_seconds` in total, in shared launches;
-  // each makes progress. Returns when the slice is done. UNAVAILABLE: the device is lost, and with it every Solve.
+  // Advances all `solves` (none done, all of this backend) by a slice of about `slice_seconds` in total, in shared
+  // launches; each makes progress. Returns when the slice is done. UNAVAILABLE: the device is lost, and with it every
+  // Solve.
   virtual absl::Status Advance(int lane, absl::Span<Solve* const> solves, double slice_seconds) = 0;
 };
 

@@ -1,5 +1,5 @@
-// The solver library's vocabulary: problem, options, solution. Plain structs of views and sizes; nothing here owns tensor
-// memory. Formulas and meanings are those of proto/sinkhorn/v1/sinkhorn.proto, field by field.
+// The solver library's vocabulary: problem, options, solution. Plain structs of views and sizes; nothing here owns
+// tensor memory. Formulas and meanings are those of proto/sinkhorn/v1/sinkhorn.proto, field by field.
 //
 // A Problem is `count` independent members of one shape (n, m, dim) with one set of options. Tensors are row-major and
 // packed; a tensor of the batch has `count` members back to back, a shared one has a single member (`shared = true`).
@@ -19,9 +19,7 @@ namespace sinkhorn {
 
 enum class DType : uint8_t { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
-constexpr size_t SizeOf(DType dtype) {
-  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
-}
+constexpr size_t SizeOf(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
 
 // An input tensor: absent when data == nullptr. Alignment: any.
 struct TensorView {
@@ -58,15 +56,13 @@ struct Recipe {
   double guard_value = 0;
   double logit_floor = -std::numeric_limits<double>::infinity();
 };
-constexpr Recipe LogRowColumnRecipe() {
-  return {false, Start::kExp, 0, Order::kRowColumn, Guard::kNone, 0, -1e5};
-}
+constexpr Recipe LogRowColumnRecipe() { return {false, Start::kExp, 0, Order::kRowColumn, Guard::kNone, 0, -1e5}; }
 constexpr Recipe ExpColumnRowRecipe() {
   return {false, Start::kExp, 0, Order::kColumnRow, Guard::kMax, 1e-10, -std::numeric_limits<double>::infinity()};
 }
 constexpr Recipe DeepSeekRecipe() {
-  return {false, Start::kRowSoftmax, 1e-6, Order::kRowColumn, Guard::kAdd, 1e-6,
-          -std::numeric_limits<double>::infinity()};
+  return {
+      false, Start::kRowSoftmax, 1e-6, Order::kRowColumn, Guard::kAdd, 1e-6, -std::numeric_limits<double>::infinity()};
 }
 constexpr Recipe ExactRecipe() {
   Recipe recipe;
@@ -76,24 +72,24 @@ constexpr Recipe ExactRecipe() {
 
 // Inputs of a normalisation. REQUIRES: logits, or plan and cotangent; marginals > 0.
 struct NormalizationInputs {
-  TensorView logits;           // [n, m]
+  TensorView logits;  // [n, m]
   Recipe recipe;
-  TensorView row_marginals;    // [n]; absent: all 1 (with a dustbin the added row's is the sum of the column marginals).
-  TensorView column_marginals; // [m]; absent: all 1; exact: sum of row marginals / m.
-  TensorView dustbin_score;    // [1]; present: P is [n + 1, m + 1]; marginals keep n and m entries.
-  TensorView cotangent;        // of P's shape
+  TensorView row_marginals;  // [n]; absent: all 1 (with a dustbin the added row's is the sum of the column marginals).
+  TensorView column_marginals;  // [m]; absent: all 1; exact: sum of row marginals / m.
+  TensorView dustbin_score;     // [1]; present: P is [n + 1, m + 1]; marginals keep n and m entries.
+  TensorView cotangent;         // of P's shape
   BackwardMode backward = BackwardMode::kUnrolled;
-  TensorView plan;             // [n, m]; backward from P alone.
+  TensorView plan;  // [n, m]; backward from P alone.
 };
 
 // Inputs of a transport problem. The cost is kappa |x - y|^2 for point clouds.
 struct TransportInputs {
-  TensorView cost;      // dense: [n, m]
-  TensorView x, y;      // point cloud: [n, dim], [m, dim]
-  double kappa = 1;     // 1 or 1/2
-  TensorView a, b;      // [n], [m]; absent: uniform, mass 1
+  TensorView cost;                  // dense: [n, m]
+  TensorView x, y;                  // point cloud: [n, dim], [m, dim]
+  double kappa = 1;                 // 1 or 1/2
+  TensorView a, b;                  // [n], [m]; absent: uniform, mass 1
   TensorView initial_f, initial_g;  // absent: 0
-  TensorView v, u;      // [m, v_columns], [n, u_columns]: P V and P^T U
+  TensorView v, u;                  // [m, v_columns], [n, u_columns]: P V and P^T U
   int64_t v_columns = 0, u_columns = 0;
 };
 
@@ -103,9 +99,9 @@ struct SolverOptions {
   double epsilon_decay = 0;  // scaling^p; 0: fixed epsilon
   double epsilon_start = 0;  // 0: largest cost
   UpdateRule update_rule = UpdateRule::kAlternating;
-  bool over_relaxation = true;  // Automatic; has an effect only with tolerance > 0.
-  int32_t max_iterations = 0;   // >= 1
-  double tolerance = 0;         // L1, units of mass; 0: exactly max_iterations
+  bool over_relaxation = true;                             // Automatic; has an effect only with tolerance > 0.
+  int32_t max_iterations = 0;                              // >= 1
+  double tolerance = 0;                                    // L1, units of mass; 0: exactly max_iterations
   double rho_a = std::numeric_limits<double>::infinity();  // infinity: balanced
   double rho_b = std::numeric_limits<double>::infinity();
   bool debias = false;
@@ -140,7 +136,7 @@ struct Problem {
   ProblemKind kind = ProblemKind::kNormalization;
   int64_t count = 1;  // members, >= 1
   int64_t n = 0, m = 0;
-  int64_t dim = 0;    // point clouds
+  int64_t dim = 0;  // point clouds
   NormalizationInputs normalization;
   TransportInputs transport;
   SolverOptions solver;

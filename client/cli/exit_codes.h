@@ -17,11 +17,16 @@ enum ExitCode {
 
 inline ExitCode ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kOk: return kExitOk;
-    case absl::StatusCode::kUnavailable: return kExitUnavailable;
-    case absl::StatusCode::kResourceExhausted: return kExitUnavailable;
-    case absl::StatusCode::kDeadlineExceeded: return kExitDeadline;
-    default: return kExitRefused;
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kUnavailable:
+      return kExitUnavailable;
+    case absl::StatusCode::kResourceExhausted:
+      return kExitUnavailable;
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitDeadline;
+    default:
+      return kExitRefused;
   }
 }
 

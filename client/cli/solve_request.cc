@@ -238,11 +238,13 @@ std::string DescribeRequest(const v1::SolveRequest& request) {
       if (!problem.has_logits()) return absl::StrCat("normalization, plan ", DescribeTensor(problem.plan()));
       return absl::StrCat("normalization, logits ", DescribeTensor(problem.logits()));
     }
-    case v1::SolveRequest::kDense: return absl::StrCat("dense, cost ", DescribeTensor(request.dense().cost()));
+    case v1::SolveRequest::kDense:
+      return absl::StrCat("dense, cost ", DescribeTensor(request.dense().cost()));
     case v1::SolveRequest::kPointCloud:
       return absl::StrCat("point_cloud, x ", DescribeTensor(request.point_cloud().x()), ", y ",
                           DescribeTensor(request.point_cloud().y()));
-    default: return "no problem";
+    default:
+      return "no problem";
   }
 }
 

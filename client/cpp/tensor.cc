@@ -108,11 +108,16 @@ v1::Tensor MakeTensor(absl::Span<const double> values, absl::Span<const int64_t>
 
 int64_t SizeOf(v1::DataType dtype) {
   switch (dtype) {
-    case v1::DATA_TYPE_FLOAT32: return 4;
-    case v1::DATA_TYPE_FLOAT64: return 8;
-    case v1::DATA_TYPE_FLOAT16: return 2;
-    case v1::DATA_TYPE_BFLOAT16: return 2;
-    default: return 0;
+    case v1::DATA_TYPE_FLOAT32:
+      return 4;
+    case v1::DATA_TYPE_FLOAT64:
+      return 8;
+    case v1::DATA_TYPE_FLOAT16:
+      return 2;
+    case v1::DATA_TYPE_BFLOAT16:
+      return 2;
+    default:
+      return 0;
   }
 }
 

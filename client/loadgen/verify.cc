@@ -15,9 +15,12 @@ namespace {
 // What rounding to the reply's dtype and float32 arithmetic may change, relative to a sum.
 double Slack(v1::DataType dtype) {
   switch (dtype) {
-    case v1::DATA_TYPE_FLOAT16: return 1e-3;
-    case v1::DATA_TYPE_BFLOAT16: return 8e-3;
-    default: return 2e-5;
+    case v1::DATA_TYPE_FLOAT16:
+      return 1e-3;
+    case v1::DATA_TYPE_BFLOAT16:
+      return 8e-3;
+    default:
+      return 2e-5;
   }
 }
 

@@ -1,5 +1,5 @@
-// The CPU backend: residents are Works (work.h); Advance repeats rounds, each one parallel loop over chunks of all their
-// current phases. Threads come from Eigen's work-stealing pool; the calling lane works too.
+// The CPU backend: residents are Works (work.h); Advance repeats rounds, each one parallel loop over chunks of all
+// their current phases. Threads come from Eigen's work-stealing pool; the calling lane works too.
 #include "kernels/cpu/cpu_backend.h"
 
 #include <sched.h>
@@ -111,8 +111,8 @@ struct Run {
   int64_t begin;  // Its first chunk's position in the round.
 };
 
-// One parallel loop over the chunks of all residents. Each thread first takes its own share in order, so that from round to round
-// the same thread meets the same data in its cache, then what is left of the others'.
+// One parallel loop over the chunks of all residents. Each thread first takes its own share in order, so that from
+// round to round the same thread meets the same data in its cache, then what is left of the others'.
 class Round {
  public:
   explicit Round(int threads) : shares_(threads) {}
@@ -142,7 +142,8 @@ class Round {
       Share& share = shares_[(thread + t) % threads];
       for (int64_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
         const auto run = std::upper_bound(runs_.begin(), runs_.end(), i,
-                                          [](int64_t chunk, const Run& r) { return chunk < r.begin; }) - 1;
+                                          [](int64_t chunk, const Run& r) { return chunk < r.begin; }) -
+                         1;
         run->solve->RunChunk(run->first + i - run->begin, scratch);
         finished_.fetch_add(1, std::memory_order_release);
       }
@@ -171,8 +172,8 @@ void Pause(int spins) {
   sched_yield();
 }
 
-// The helpers of one Advance: pool threads that go from round to round without sleeping in between. One that comes late, when
-// the Advance is over, finds the door closed.
+// The helpers of one Advance: pool threads that go from round to round without sleeping in between. One that comes
+// late, when the Advance is over, finds the door closed.
 class Team {
  public:
   explicit Team(int threads) : round_(threads) {}

@@ -11,8 +11,8 @@ namespace sinkhorn {
 
 struct CpuBackendOptions {
   int threads = 0;  // 0: one per available core.
-  // A transport problem whose scaled kernel matrix (n * m entries) fits this budget keeps it and iterates scalings on it;
-  // larger ones recompute it tile by tile in memory O((n + m) dim).
+  // A transport problem whose scaled kernel matrix (n * m entries) fits this budget keeps it and iterates scalings on
+  // it; larger ones recompute it tile by tile in memory O((n + m) dim).
   int64_t kernel_cache_bytes = int64_t{256} << 20;
 };
 

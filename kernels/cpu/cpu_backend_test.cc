@@ -1,5 +1,5 @@
-// The backend's threads: a ragged batch has the same bits on any number of threads and in any slices, and dropping solves half-way is
-// safe. Run under TSan too; what the answers are worth is tests/conformance's business.
+// The backend's threads: a ragged batch has the same bits on any number of threads and in any slices, and dropping
+// solves half-way is safe. Run under TSan too; what the answers are worth is tests/conformance's business.
 #include "kernels/cpu/cpu_backend.h"
 
 #include <algorithm>

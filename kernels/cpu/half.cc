@@ -201,6 +201,7 @@ void* Advanced(DType dtype, void* dst, int64_t offset) {
 }  // namespace
 
 void LoadAsFloat(DType dtype, const void* src, int64_t offset, int64_t count, float* dst) {
+  if (count <= 0) return;  // An empty row may have no address.
   src = Advanced(dtype, src, offset);
   switch (dtype) {
     case DType::kFloat32:
@@ -219,6 +220,7 @@ void LoadAsFloat(DType dtype, const void* src, int64_t offset, int64_t count, fl
 }
 
 void LoadAsDouble(DType dtype, const void* src, int64_t offset, int64_t count, double* dst) {
+  if (count <= 0) return;  // An empty row may have no address.
   src = Advanced(dtype, src, offset);
   switch (dtype) {
     case DType::kFloat32:
@@ -237,6 +239,7 @@ void LoadAsDouble(DType dtype, const void* src, int64_t offset, int64_t count, d
 }
 
 void StoreFromFloat(DType dtype, const float* src, int64_t count, void* dst, int64_t offset) {
+  if (count <= 0) return;  // An empty row may have no address.
   dst = Advanced(dtype, dst, offset);
   switch (dtype) {
     case DType::kFloat32:
@@ -255,6 +258,7 @@ void StoreFromFloat(DType dtype, const float* src, int64_t count, void* dst, int
 }
 
 void StoreFromDouble(DType dtype, const double* src, int64_t count, void* dst, int64_t offset) {
+  if (count <= 0) return;  // An empty row may have no address.
   dst = Advanced(dtype, dst, offset);
   switch (dtype) {
     case DType::kFloat32:

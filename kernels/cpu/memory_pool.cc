@@ -34,8 +34,8 @@ size_t RoundToPages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage *
 
 void* Map(size_t bytes) {
   // One huge page more, to align; the surplus goes back.
-  char* memory = static_cast<char*>(
-      mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* memory =
+      static_cast<char*>(mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (memory == MAP_FAILED) return nullptr;
   const size_t head = (kHugePage - reinterpret_cast<size_t>(memory) % kHugePage) % kHugePage;
   if (head > 0) munmap(memory, head);
@@ -53,7 +53,8 @@ void* AllocateBlock(size_t bytes) {
   std::lock_guard<std::mutex> lock(pool.mutex);
   auto best = pool.kept.end();
   for (auto it = pool.kept.begin(); it != pool.kept.end(); ++it) {
-    if (it->bytes >= wanted && it->bytes / 2 <= wanted && (best == pool.kept.end() || it->bytes < best->bytes)) best = it;
+    if (it->bytes >= wanted && it->bytes / 2 <= wanted && (best == pool.kept.end() || it->bytes < best->bytes))
+      best = it;
   }
   Block block;
   if (best != pool.kept.end()) {

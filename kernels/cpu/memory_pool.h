@@ -1,7 +1,7 @@
 // Large blocks that are used again: fresh pages cost more than a sweep over them.
 //
-// Blocks of at least kPooledBytes come from mmap with huge pages where the system grants them. Returned blocks are kept up to
-// kKeptBytes in all (the oldest leave first) and handed to the next request that fills at least half of one.
+// Blocks of at least kPooledBytes come from mmap with huge pages where the system grants them. Returned blocks are kept
+// up to kKeptBytes in all (the oldest leave first) and handed to the next request that fills at least half of one.
 #ifndef SINKHORN_KERNELS_CPU_MEMORY_POOL_H_
 #define SINKHORN_KERNELS_CPU_MEMORY_POOL_H_
 

@@ -1,12 +1,13 @@
 // Automatic over-relaxation of alternating Sinkhorn updates.
 //
-// Near the solution alternating updates are a linear block iteration with rate s^2 (s: second singular value of the scaled plan),
-// and over-relaxing both half steps by w is successive over-relaxation: its rate r obeys (r + w - 1)^2 = r w^2 s^2, and
-// w = 2 / (1 + sqrt(1 - s^2)) is best (Young 1971; for Sinkhorn: Lehmann, von Renesse, Sambale & Uschmajew 2022).
+// Near the solution alternating updates are a linear block iteration with rate s^2 (s: second singular value of the
+// scaled plan), and over-relaxing both half steps by w is successive over-relaxation: its rate r obeys (r + w - 1)^2 =
+// r w^2 s^2, and w = 2 / (1 + sqrt(1 - s^2)) is best (Young 1971; for Sinkhorn: Lehmann, von Renesse, Sambale &
+// Uschmajew 2022).
 //
-// The rate is read off blocks of residuals (their geometric means: above the best w residuals oscillate), s follows from it, and w
-// goes towards what s asks for, since slower modes only show when faster ones are gone. Blocks in which the residual grows take w
-// back.
+// The rate is read off blocks of residuals (their geometric means: above the best w residuals oscillate), s follows
+// from it, and w goes towards what s asks for, since slower modes only show when faster ones are gone. Blocks in which
+// the residual grows take w back.
 #ifndef SINKHORN_KERNELS_CPU_RELAXATION_H_
 #define SINKHORN_KERNELS_CPU_RELAXATION_H_
 

@@ -1,4 +1,5 @@
-// The instruction sets that kernels are compiled for: the baseline, AVX2 and AVX-512. Include it before hwy/foreach_target.h.
+// The instruction sets that kernels are compiled for: the baseline, AVX2 and AVX-512. Include it before
+// hwy/foreach_target.h.
 #ifndef SINKHORN_KERNELS_CPU_TARGETS_H_
 #define SINKHORN_KERNELS_CPU_TARGETS_H_
 

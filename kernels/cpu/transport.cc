@@ -1,7 +1,9 @@
-// Dense and point-cloud transport on the CPU: members of a request, their engines, and the outputs made from the solution.
+// Dense and point-cloud transport on the CPU: members of a request, their engines, and the outputs made from the
+// solution.
 //
-// A member goes through engines (its own problem; debiased also OT(a, a) and OT(b, b)), then passes over the plan for what
-// needs one, then stores. Small members run from end to end in one chunk each; large ones offer their engine's chunks.
+// A member goes through engines (its own problem; debiased also OT(a, a) and OT(b, b)), then passes over the plan for
+// what needs one, then stores. Small members run from end to end in one chunk each; large ones offer their engine's
+// chunks.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -17,16 +19,16 @@ namespace sinkhorn {
 namespace cpu {
 namespace {
 
-constexpr int64_t kSmallPairs = 131072;              // A member this small is one chunk.
-constexpr double kSerialSeconds = 2e-3;              // How long such a chunk may run before it yields.
-constexpr double kFloatExponentMax = 400;            // Cost over epsilon up to which float32 exponents serve STRICT.
+constexpr int64_t kSmallPairs = 131072;    // A member this small is one chunk.
+constexpr double kSerialSeconds = 2e-3;    // How long such a chunk may run before it yields.
+constexpr double kFloatExponentMax = 400;  // Cost over epsilon up to which float32 exponents serve STRICT.
 
 class TransportWork final : public Work {
  public:
   TransportWork(const Problem& problem, int64_t kernel_cache_bytes)
       : problem_(problem), small_(problem.n * problem.m <= kSmallPairs), members_(problem.count) {
-    const int64_t member_bytes = problem.n * RoundUp(problem.m, kColumnPad) *
-                                 (problem.solver.precision == Precision::kDouble ? 8 : 4);
+    const int64_t member_bytes =
+        problem.n * RoundUp(problem.m, kColumnPad) * (problem.solver.precision == Precision::kDouble ? 8 : 4);
     cache_bytes_ = member_bytes <= kernel_cache_bytes ? member_bytes * 2 : 0;
     // Large members are resident a few at a time, so that the budget holds for the request.
     window_ = small_ ? problem.count : std::max<int64_t>(1, std::min<int64_t>(64, kernel_cache_bytes / member_bytes));
@@ -38,7 +40,8 @@ class TransportWork final : public Work {
 
   void RunChunk(int64_t chunk, Scratch* scratch) override {
     const auto unit = std::upper_bound(units_.begin(), units_.end(), chunk,
-                                       [](int64_t c, const Unit& u) { return c < u.first_chunk; }) - 1;
+                                       [](int64_t c, const Unit& u) { return c < u.first_chunk; }) -
+                      1;
     auto& member = members_[unit->member];
     if (!small_) {
       if (member == nullptr) {
@@ -152,7 +155,8 @@ std::unique_ptr<TransportMember> MakeTransportMember(const Problem& problem, int
   if (problem.solver.precision == Precision::kDouble) {
     return MakeTypedMember<double, double>(problem, index, cache_bytes, std::move(inputs));
   }
-  // A float32 exponent of size E is off by about 1e-8 E: it must not spoil the potentials, nor a certificate that is asked for.
+  // A float32 exponent of size E is off by about 1e-8 E: it must not spoil the potentials, nor a certificate that is
+  // asked for.
   const double exponent = inputs->cost_max / problem.solver.epsilon;
   if (exponent > kFloatExponentMax || (problem.solver.tolerance > 0 && 2e-8 * exponent > problem.solver.tolerance)) {
     return MakeTypedMember<double, float>(problem, index, cache_bytes, std::move(inputs));
@@ -171,10 +175,10 @@ int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
   const int64_t points = (problem.n + problem.m) * (3 * problem.dim + 20) * 8;
   const int64_t accumulators = std::min<int64_t>(64, pairs / 65536 + 1) * problem.m * width;
   const int64_t member = cache + points * (problem.solver.debias ? 3 : 1) + accumulators;
-  const int64_t resident = problem.n * problem.m <= kSmallPairs
-                               ? problem.count
-                               : std::min<int64_t>({problem.count, 64,
-                                                    std::max<int64_t>(1, kernel_cache_bytes / (pairs * width))});
+  const int64_t resident =
+      problem.n * problem.m <= kSmallPairs
+          ? problem.count
+          : std::min<int64_t>({problem.count, 64, std::max<int64_t>(1, kernel_cache_bytes / (pairs * width))});
   return member * resident;
 }
 

@@ -34,8 +34,7 @@ void PrimalBound::Start() {
 
 void PrimalBound::RunChunk(int64_t chunk, Scratch* scratch) {
   const int64_t size = cost_.size(side()), block = cost_.block_size(side());
-  double* density = static_cast<double*>(
-      scratch->Get((2 * block + cost_.WorkspaceSize(side())) * sizeof(double)));
+  double* density = static_cast<double*>(scratch->Get((2 * block + cost_.WorkspaceSize(side())) * sizeof(double)));
   double* e = density + block;
   double* workspace = e + block;
   const int64_t end = std::min((chunk + 1) * chunk_blocks_ * kRowBlock, size);
@@ -46,8 +45,8 @@ void PrimalBound::RunChunk(int64_t chunk, Scratch* scratch) {
       rows[r] = row + r < size ? row + r : -1;
       terms[r] = rows[r] < 0 ? kVoid : term_[side()][rows[r]];
     }
-    cost_.Densities(side(), rows, epsilon_, terms, term_[1 - side()].data(), weight_[1 - side()].data(), density,
-                    sums, workspace);
+    cost_.Densities(side(), rows, epsilon_, terms, term_[1 - side()].data(), weight_[1 - side()].data(), density, sums,
+                    workspace);
     for (int r = 0; r < kRowBlock; ++r) {
       if (rows[r] >= 0) sums_[side()][rows[r]] = weight_[side()][rows[r]] * sums[r];
     }
@@ -72,8 +71,7 @@ double PrimalBound::Objective(const int64_t* rows, const double* density, double
     for (int64_t j = 0; j < columns; ++j) {
       const double product = a * (*mass_[1])[j];
       const double q = weight_[0][rows[r]] * density[BlockIndex(r, j)] * weight_[1][j] + lack * lack_[1][j];
-      const double cost =
-          cost_.shift(0)[rows[r]] + cost_.shift(1)[j] - e[BlockIndex(r, j)] * epsilon_ / kLog2E;
+      const double cost = cost_.shift(0)[rows[r]] + cost_.shift(1)[j] - e[BlockIndex(r, j)] * epsilon_ / kLog2E;
       sum += epsilon_ * (product - q);
       if (q > 0) sum += q * (cost + epsilon_ * std::log(q / product));
     }

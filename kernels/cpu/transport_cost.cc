@@ -131,8 +131,8 @@ void CostSource<TE, T>::LoadCosts(int side, const int64_t* rows, TE* out) const 
 }
 
 template <typename TE, typename T>
-void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon, const TE* row_term,
-                                  const TE* col_term, TE* out, TE* workspace) const {
+void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon, const TE* row_term, const TE* col_term,
+                                  TE* out, TE* workspace) const {
   const int64_t columns = padded(1 - side);
   if (!dense_) {
     const TE scale = LoadPoints(side, rows, epsilon, workspace);
@@ -151,8 +151,8 @@ void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon,
 }
 
 template <typename TE, typename T>
-void CostSource<TE, T>::Densities(int side, const int64_t* rows, double epsilon, const TE* row_term,
-                                  const TE* col_term, const T* weights, T* out, double* sums, TE* workspace) const {
+void CostSource<TE, T>::Densities(int side, const int64_t* rows, double epsilon, const TE* row_term, const TE* col_term,
+                                  const T* weights, T* out, double* sums, TE* workspace) const {
   const int64_t columns = padded(1 - side);
   if (!dense_) {
     const TE scale = LoadPoints(side, rows, epsilon, workspace);

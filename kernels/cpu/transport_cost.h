@@ -1,7 +1,7 @@
 // Where exponents come from: a cost matrix or two point clouds, seen from either side.
 //
-// Both clouds are centred on their own means: a translation of one changes the cost only by a term of the row and a term of
-// the column, which the potentials absorb (`shift`). What is left is one product:
+// Both clouds are centred on their own means: a translation of one changes the cost only by a term of the row and a
+// term of the column, which the potentials absorb (`shift`). What is left is one product:
 //   C_ij = shift_x[i] + shift_y[j] - 2 kappa <x_i, y_j>,   x, y centred.
 // DOUBLE keeps kappa |x_i - y_j|^2 whole instead, which costs twice as much and does not cancel for clusters far apart.
 // Dense costs have no shift and z_ij = -C_ij log2(e) / epsilon.
@@ -55,16 +55,15 @@ class CostSource {
   // In units of the cost [padded], zero where padded.
   const Buffer<double>& shift(int side) const { return shift_[side]; }
 
-  // Exponents of a block: kRowBlock rows of `side` (rows[r] < 0: none) against all columns, see transport_kernels.h. `epsilon` > 0.
+  // Exponents of a block: kRowBlock rows of `side` (rows[r] < 0: none) against all columns, see transport_kernels.h.
+  // `epsilon` > 0.
   void Exponents(int side, const int64_t* rows, double epsilon, const TE* row_term, const TE* col_term, TE* out,
                  TE* workspace) const;
   // The same to densities with their weighted sums.
   void Densities(int side, const int64_t* rows, double epsilon, const TE* row_term, const TE* col_term,
                  const T* weights, T* out, double* sums, TE* workspace) const;
   // Elements of `workspace` that the two need.
-  int64_t WorkspaceSize(int side) const {
-    return dense_ ? 2 * block_size(side) : RoundUp(kRowBlock * dim(), 16);
-  }
+  int64_t WorkspaceSize(int side) const { return dense_ ? 2 * block_size(side) : RoundUp(kRowBlock * dim(), 16); }
 
  private:
   static constexpr bool kDistance = sizeof(T) == sizeof(double);

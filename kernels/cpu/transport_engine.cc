@@ -65,7 +65,8 @@ TransportEngine<TE, T>::TransportEngine(const CostSource<TE, T>* cost, const Eng
   StartIteration();
 }
 
-// ---- Phases and their chunks --------------------------------------------------------------------------------------------
+// ---- Phases and their chunks
+// --------------------------------------------------------------------------------------------
 
 template <typename TE, typename T>
 int64_t TransportEngine<TE, T>::block_count() const {
@@ -135,26 +136,32 @@ template <typename TE, typename T>
 void TransportEngine<TE, T>::EndPhase() {
   if (++step_ < steps_) return;
   switch (phase_) {
-    case Phase::kSweep: return EndSweep();
-    case Phase::kMeasure: return EndMeasure();
-    case Phase::kSafeRows: return Start(Phase::kSafeColumns);
+    case Phase::kSweep:
+      return EndSweep();
+    case Phase::kMeasure:
+      return EndMeasure();
+    case Phase::kSafeRows:
+      return Start(Phase::kSafeColumns);
     case Phase::kSafeColumns:
       Freeze(0, pending_[0]);
       Freeze(1, pending_[1]);
       cache_valid_ = false;
       return EndIteration();
-    case Phase::kBadColumns: return ApplyScalings();
+    case Phase::kBadColumns:
+      return ApplyScalings();
     case Phase::kVoidColumns:
       for (int64_t j : void_columns_) {
         frame_[1][j] = term_[1][j] = static_cast<TE>(pending_[1][j]);
         scaling_[1][j] = ScalingOf<T>(pending_[1][j] - frame_[1][j]);
       }
       return Start(Phase::kMeasure);
-    case Phase::kDone: return;
+    case Phase::kDone:
+      return;
   }
 }
 
-// ---- One block of rows --------------------------------------------------------------------------------------------------
+// ---- One block of rows
+// --------------------------------------------------------------------------------------------------
 
 // Returns false if a row's sum left the safe range and could not be mended here.
 template <typename TE, typename T>
@@ -162,8 +169,8 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, T* acc, double* error, Sc
   const int64_t row = block * kRowBlock, columns = cost_.padded(1);
   int64_t rows[kRowBlock];
   for (int r = 0; r < kRowBlock; ++r) rows[r] = row + r < cost_.size(0) ? row + r : -1;
-  TE* e = static_cast<TE*>(scratch->Get((cost_.block_size(0) + cost_.WorkspaceSize(0)) * sizeof(TE) +
-                                        cost_.block_size(0) * sizeof(T)));
+  TE* e = static_cast<TE*>(
+      scratch->Get((cost_.block_size(0) + cost_.WorkspaceSize(0)) * sizeof(TE) + cost_.block_size(0) * sizeof(T)));
   TE* workspace = e + cost_.block_size(0);
   T* t = use_cache_ ? cache_.data() + row * columns : reinterpret_cast<T*>(workspace + cost_.WorkspaceSize(0));
 
@@ -174,8 +181,7 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, T* acc, double* error, Sc
   if (cache_valid_) {
     kernels_.row_sums(t, columns, weight_[1].data(), sums);
   } else if (!safe) {
-    cost_.Densities(0, rows, epsilon_, term_[0].data() + row, term_[1].data(), weight_[1].data(), t, sums,
-                    workspace);
+    cost_.Densities(0, rows, epsilon_, term_[0].data() + row, term_[1].data(), weight_[1].data(), t, sums, workspace);
   }
   for (int r = 0; r < kRowBlock && !safe && !measure; ++r) {
     safe = rows[r] >= 0 && !(sums[r] > kTiny && sums[r] < kHuge);
@@ -216,7 +222,8 @@ double TransportEngine<TE, T>::UpdateRows(int64_t row, const int64_t* rows, T* w
   return error;
 }
 
-// Alternating updates: makes rows around their own maxima. The frames become minus the maxima, whatever the potentials were.
+// Alternating updates: makes rows around their own maxima. The frames become minus the maxima, whatever the potentials
+// were.
 template <typename TE, typename T>
 void TransportEngine<TE, T>::MakeSafeRows(int64_t row, const int64_t* rows, T* out, double* sums, TE* e,
                                           TE* workspace) {
@@ -285,7 +292,8 @@ double TransportEngine<TE, T>::ErrorOf(int side, int64_t i, double ratio) const 
   return mass64_[side][i] == 0 ? 0 : mass64_[side][i] * std::abs(ratio - Target(side, i));
 }
 
-// ---- After a sweep ------------------------------------------------------------------------------------------------------
+// ---- After a sweep
+// ------------------------------------------------------------------------------------------------------
 
 template <typename TE, typename T>
 void TransportEngine<TE, T>::EndSweep() {
@@ -432,7 +440,8 @@ void TransportEngine<TE, T>::EndMeasure() {
   phase_ = Phase::kDone;
 }
 
-// ---- Frames -------------------------------------------------------------------------------------------------------------
+// ---- Frames
+// -------------------------------------------------------------------------------------------------------------
 
 template <typename TE, typename T>
 void TransportEngine<TE, T>::Potentials(int side, Buffer<double>* out) const {
@@ -495,7 +504,8 @@ bool TransportEngine<TE, T>::Drifted() const {
   return false;
 }
 
-// ---- Results ------------------------------------------------------------------------------------------------------------
+// ---- Results
+// ------------------------------------------------------------------------------------------------------------
 
 template <typename TE, typename T>
 bool TransportEngine<TE, T>::finite() const {
@@ -516,8 +526,7 @@ void TransportEngine<TE, T>::PlanRows(int side, const int64_t* rows, T* plan, do
     row_term[r] = rows[r] < 0 ? static_cast<TE>(kVoid) : term_[side][rows[r]];
     row_weight[r] = rows[r] < 0 ? T(0) : weight_[side][rows[r]];
   }
-  cost_.Densities(side, rows, epsilon_, row_term, term_[other].data(), weight_[other].data(), plan, sums,
-                  workspace);
+  cost_.Densities(side, rows, epsilon_, row_term, term_[other].data(), weight_[other].data(), plan, sums, workspace);
   kernels_.scale(plan, cost_.padded(other), row_weight, weight_[other].data(), sums);
 }
 
@@ -542,8 +551,8 @@ double TransportEngine<TE, T>::DualValue() const {
   return value - epsilon_ * plan_mass;
 }
 
-// The objective is exact for the potentials but for the mass of P: an exponent is a sum of rounded terms, and densities, weights
-// and sums are rounded too.
+// The objective is exact for the potentials but for the mass of P: an exponent is a sum of rounded terms, and
+// densities, weights and sums are rounded too.
 template <typename TE, typename T>
 double TransportEngine<TE, T>::DualValueRounding() const {
   constexpr double kExponent = sizeof(TE) == sizeof(float) ? 0x1p-21 : 0x1p-49;

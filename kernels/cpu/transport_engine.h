@@ -1,14 +1,16 @@
 // Sinkhorn iterations of one problem between two measures, as phases of chunks (work.h).
 //
-// One sweep over the plan serves both sides: a block of rows is made (or read from the cache), its row sums give the new u,
-// and while it is still in the nearest cache it is added, scaled by the new u, to the column sums, which give the new v. The row sums
-// also tell the marginal error of the potentials that the sweep started from: the stopping test is free.
+// One sweep over the plan serves both sides: a block of rows is made (or read from the cache), its row sums give the
+// new u, and while it is still in the nearest cache it is added, scaled by the new u, to the column sums, which give
+// the new v. The row sums also tell the marginal error of the potentials that the sweep started from: the stopping test
+// is free.
 //
-//   density T_ij = 2^(z_ij + frame_x[i] + frame_y[j]);   F = frame_x + log2 u, G = frame_y + log2 v   (potentials, base 2, / epsilon)
+//   density T_ij = 2^(z_ij + frame_x[i] + frame_y[j]);   F = frame_x + log2 u, G = frame_y + log2 v   (potentials, base
+//   2, / epsilon)
 //
-// Frames are potentials frozen when densities were computed; while the scalings u, v stay within 2^+-kDrift a cached T serves all
-// iterations. A row whose sum leaves the safe range is made anew around its own maximum; such a column is solved by a
-// log-sum-exp over its own entries. Nothing else needs a maximum.
+// Frames are potentials frozen when densities were computed; while the scalings u, v stay within 2^+-kDrift a cached T
+// serves all iterations. A row whose sum leaves the safe range is made anew around its own maximum; such a column is
+// solved by a log-sum-exp over its own entries. Nothing else needs a maximum.
 // Over-relaxation: F <- F + w (F' - F), w from the observed rate (Young's formula for successive over-relaxation).
 #ifndef SINKHORN_KERNELS_CPU_TRANSPORT_ENGINE_H_
 #define SINKHORN_KERNELS_CPU_TRANSPORT_ENGINE_H_
@@ -28,10 +30,10 @@ namespace cpu {
 
 // What the engine is asked for, besides the cost.
 struct EngineOptions {
-  SolverOptions solver;          // epsilon_start resolved (>= epsilon).
-  const double* mass[2];         // [n], [m]; total > 0
-  const double* initial[2];      // potentials in units of the cost, or null for 0
-  int64_t cache_bytes = 0;       // Densities are kept if they fit.
+  SolverOptions solver;      // epsilon_start resolved (>= epsilon).
+  const double* mass[2];     // [n], [m]; total > 0
+  const double* initial[2];  // potentials in units of the cost, or null for 0
+  int64_t cache_bytes = 0;   // Densities are kept if they fit.
 };
 
 template <typename TE, typename T>
@@ -68,8 +70,8 @@ class TransportEngine {
   double DualValueRounding() const;
 
  private:
-  // SafeRows, SafeColumns: an iteration (or the start) of symmetric updates by log-sum-exps. Measure: a sweep that changes
-  // nothing. VoidColumns: potentials of columns without mass, which no sweep could give.
+  // SafeRows, SafeColumns: an iteration (or the start) of symmetric updates by log-sum-exps. Measure: a sweep that
+  // changes nothing. VoidColumns: potentials of columns without mass, which no sweep could give.
   enum class Phase { kSafeRows, kSafeColumns, kSweep, kBadColumns, kVoidColumns, kMeasure, kDone };
 
   bool sweeping() const { return phase_ == Phase::kSweep || phase_ == Phase::kMeasure; }
@@ -114,16 +116,16 @@ class TransportEngine {
   int side_ = 0;               // Whose rows the phase runs over.
   std::vector<int64_t> list_;  // Rows of a safe phase.
   int64_t slots_ = 1, chunk_blocks_ = 1, step_ = 0, steps_ = 1;
-  bool safe_sweep_ = true;     // Frames tell nothing yet: every row around its own maximum.
+  bool safe_sweep_ = true;  // Frames tell nothing yet: every row around its own maximum.
   bool cache_valid_ = false;
-  bool starting_ = false;      // Symmetric: the half steps from zero, not yet an iteration.
+  bool starting_ = false;  // Symmetric: the half steps from zero, not yet an iteration.
   double best_error_ = 0;
   int64_t best_iteration_ = 0;
 
-  Buffer<T> mass_[2];          // [padded], as all that follow
+  Buffer<T> mass_[2];  // [padded], as all that follow
   Buffer<double> mass64_[2];
-  Buffer<TE> penalty_[2];      // 0, or kVoid where there is no mass
-  Buffer<double> shift_[2];    // the cost's, * log2(e) / epsilon
+  Buffer<TE> penalty_[2];    // 0, or kVoid where there is no mass
+  Buffer<double> shift_[2];  // the cost's, * log2(e) / epsilon
   Buffer<double> frame_[2];
   Buffer<TE> term_[2];         // the same; kVoid where padded
   Buffer<T> scaling_[2];       // u, v

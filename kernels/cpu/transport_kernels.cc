@@ -28,7 +28,7 @@ constexpr int kTileRows = 4;
 constexpr int kTileRows = 8;
 #endif
 constexpr size_t kPrefetchBytes = 16384;  // Two such blocks fit a level-1 cache.
-constexpr int64_t kFloatColumns = 4096;  // Columns that a sum in T spans before it goes to double.
+constexpr int64_t kFloatColumns = 4096;   // Columns that a sum in T spans before it goes to double.
 
 template <typename TE>
 using TagOf = hn::CappedTag<TE, 16>;  // At most half a column pad.
@@ -47,8 +47,8 @@ HWY_INLINE hn::Vec<D> Convert(D d, V v) {
 
 // One panel: acc[r][0..1] = <rows[r], y> + terms, or scale |rows[r] - y|^2 + terms.
 template <int kRows, bool kDistance, class DE, typename TE = hn::TFromD<DE>>
-HWY_INLINE void PanelExponents(DE de, const TE* HWY_RESTRICT rows, int64_t dim, const TE* HWY_RESTRICT panel,
-                               TE scale, const TE* HWY_RESTRICT row_term, const TE* HWY_RESTRICT col_term,
+HWY_INLINE void PanelExponents(DE de, const TE* HWY_RESTRICT rows, int64_t dim, const TE* HWY_RESTRICT panel, TE scale,
+                               const TE* HWY_RESTRICT row_term, const TE* HWY_RESTRICT col_term,
                                hn::Vec<DE> (&acc)[kRows][2]) {
   const size_t lanes = hn::Lanes(de);
   const auto c0 = hn::Load(de, col_term);
@@ -91,7 +91,8 @@ void PanelsExponents(const TE* rows, int64_t dim, const TE* packed, int64_t colu
   for (int64_t j = 0; j < columns; j += 2 * lanes) {
     for (int r0 = 0; r0 < kRowBlock; r0 += kTileRows) {
       hn::Vec<TagOf<TE>> acc[kTileRows][2];
-      PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0, col_term + j, acc);
+      PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0,
+                                           col_term + j, acc);
       SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
         hn::Store(acc[r][0], de, out + BlockIndex(r0 + r, j));
         hn::Store(acc[r][1], de, out + BlockIndex(r0 + r, j + lanes));
@@ -121,7 +122,8 @@ void PanelsExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t column
       SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) sum[r] = hn::Zero(dt);
       for (int64_t j = begin; j < end; j += 2 * lanes) {
         hn::Vec<TagOf<TE>> acc[kTileRows][2];
-        PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0, col_term + j, acc);
+        PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0,
+                                             col_term + j, acc);
         const auto w0 = hn::Load(dt, weights + j);
         const auto w1 = hn::Load(dt, weights + j + lanes);
         SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
@@ -188,7 +190,8 @@ void ExpRows(const TE* e, int64_t columns, const TE* shift, const T* weights, T*
   }
 }
 
-// ---- Cached densities: one read serves rows, then (from the nearest cache) columns ------------------------------------
+// ---- Cached densities: one read serves rows, then (from the nearest cache) columns
+// ------------------------------------
 
 template <typename T>
 void RowSums(const T* HWY_RESTRICT t, int64_t columns, const T* HWY_RESTRICT weights, double* sums) {
@@ -215,7 +218,8 @@ void AddColumns(const T* HWY_RESTRICT t, int64_t columns, const T* w, T* HWY_RES
   const int64_t lanes = hn::Lanes(d);
   hn::Vec<TagOf<T>> weight[kRowBlock];
   SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) weight[r] = hn::Set(d, w[r]);
-  // The block is in the nearest cache by now: time to fetch the one behind it, if both fit. (Past the end it does no harm.)
+  // The block is in the nearest cache by now: time to fetch the one behind it, if both fit. (Past the end it does no
+  // harm.)
   const T* HWY_RESTRICT following = t + (kRowBlock * columns * sizeof(T) <= kPrefetchBytes ? kRowBlock * columns : 0);
   for (int64_t j = 0; j < columns; j += lanes) {
     SINKHORN_UNROLL for (int r = 0; r < kRowBlock; ++r) hwy::Prefetch(following + BlockIndex(r, j));
@@ -250,7 +254,8 @@ void Scale(T* t, int64_t columns, const T* row, const T* col, double* sums) {
   }
 }
 
-// ---- Products with the plan -------------------------------------------------------------------------------------------
+// ---- Products with the plan
+// -------------------------------------------------------------------------------------------
 
 template <typename T>
 void Multiply(const T* HWY_RESTRICT p, int64_t columns, const T* HWY_RESTRICT v, int64_t width,
@@ -292,7 +297,8 @@ double Dot(const T* p, int64_t columns, const TE* e) {
   return hn::GetLane(hn::SumOfLanes(dd, sum));
 }
 
-// ---- O(n) updates, in double ------------------------------------------------------------------------------------------
+// ---- O(n) updates, in double
+// ------------------------------------------------------------------------------------------
 
 template <typename T>
 double BalancedRows(const double* sums, const T* u, const T* mass, bool keep, T* next, T* weight) {

@@ -1,14 +1,15 @@
 // The inner loops of entropic transport: blocks of rows against all columns.
 //
-// Everything is in base-2 logarithms divided by epsilon: z_ij = -C_ij log2(e) / epsilon plus a term of the row and one of the
-// column, so that 2^(z + row_term + col_term) is the plan's density exp((f_i + g_j - C_ij) / epsilon).
+// Everything is in base-2 logarithms divided by epsilon: z_ij = -C_ij log2(e) / epsilon plus a term of the row and one
+// of the column, so that 2^(z + row_term + col_term) is the plan's density exp((f_i + g_j - C_ij) / epsilon).
 //
-// TE is the type of exponents, T that of densities and scalings: <float, float> (STRICT), <double, float> (STRICT where the
-// cost spans too many epsilons for float32 exponents), <double, double> (DOUBLE).
+// TE is the type of exponents, T that of densities and scalings: <float, float> (STRICT), <double, float> (STRICT where
+// the cost spans too many epsilons for float32 exponents), <double, double> (DOUBLE).
 //
-// Shapes    a block is kRowBlock rows by `columns`, a multiple of kColumnPad (both sides are padded, with terms of kVoid,
-//           weights 0 and densities 0), laid out in tiles of kRowBlock x kTile, each row by row: see BlockIndex. A sweep reads a
-//           block as one stream. Base pointers are 64-byte aligned.
+// Shapes    a block is kRowBlock rows by `columns`, a multiple of kColumnPad (both sides are padded, with terms of
+// kVoid,
+//           weights 0 and densities 0), laid out in tiles of kRowBlock x kTile, each row by row: see BlockIndex. A
+//           sweep reads a block as one stream. Base pointers are 64-byte aligned.
 // Accuracy  densities: 2e-7 (float) or 1e-15 (double) relative plus the rounding of the exponent; sums are kept in T
 //           over at most 4096 columns, then in double.
 // Densities below 2^-126 become 0, those above 2^127 saturate: never infinite.
@@ -35,7 +36,8 @@ struct TransportKernels {
 
   // rows: [kRowBlock, dim], row-major.
   //   scale = 0: out[r][j] = <rows[r], y[j]> + row_term[r] + col_term[j];
-  //   scale < 0: out[r][j] = scale |rows[r] - y[j]|^2 + row_term[r] + col_term[j], which costs twice as much and cancels nothing.
+  //   scale < 0: out[r][j] = scale |rows[r] - y[j]|^2 + row_term[r] + col_term[j], which costs twice as much and
+  //   cancels nothing.
   void (*exponents)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                     const TE* col_term, TE* out);
   // out[r][j] = 2^(the same), sums[r] = sum_j out[r][j] * weights[j].
@@ -67,7 +69,8 @@ struct TransportKernels {
   void (*balanced_columns)(int64_t count, int64_t size, const T* acc, int64_t slots, int64_t stride, const T* mass,
                            double* sums, T* next, T* weight, double* range);
 
-  // The scaling update of `count` rows (a multiple of 8). With frame = log2 of the density's frozen row term, S = sums * 2^-frame:
+  // The scaling update of `count` rows (a multiple of 8). With frame = log2 of the density's frozen row term, S = sums
+  // * 2^-frame:
   //   F_old = frame + log2 u;  F' = damping (shift - log2 S) - shift;  u_new = 2^(F_old + relax (F' - F_old) - frame)
   // damping = 1 and relax = 1: u_new = 1 / sums.  A sum of 0 gives infinity.
   void (*update)(int64_t count, const double* sums, const T* u, const double* frame, const double* shift,

@@ -69,10 +69,14 @@ class TypedMember final : public TransportMember {
 
   int64_t chunk_count() const override {
     switch (stage_) {
-      case Stage::kIterate: return engine().chunk_count();
-      case Stage::kApply: return apply_chunks_;
-      case Stage::kBound: return bound_->chunk_count();
-      case Stage::kDone: return 0;
+      case Stage::kIterate:
+        return engine().chunk_count();
+      case Stage::kApply:
+        return apply_chunks_;
+      case Stage::kBound:
+        return bound_->chunk_count();
+      case Stage::kDone:
+        return 0;
     }
     return 0;
   }
@@ -80,9 +84,12 @@ class TypedMember final : public TransportMember {
     const double make = kMakeSeconds + kProductSeconds * problem_.dim;
     const double width = sizeof(T) / sizeof(float);
     switch (stage_) {
-      case Stage::kIterate: return engine().chunk_pairs() * width * (engine().cached() ? kReadSeconds : make);
-      case Stage::kApply: return kChunkPairs * width * kReadSeconds;
-      default: return kChunkPairs / 16 * 2 * make;
+      case Stage::kIterate:
+        return engine().chunk_pairs() * width * (engine().cached() ? kReadSeconds : make);
+      case Stage::kApply:
+        return kChunkPairs * width * kReadSeconds;
+      default:
+        return kChunkPairs / 16 * 2 * make;
     }
   }
   void RunChunk(int64_t chunk, Scratch* scratch) override {
@@ -96,9 +103,7 @@ class TypedMember final : public TransportMember {
   }
   void EndPhase() override;
   absl::Status status() const override { return status_; }
-  Convergence progress() const override {
-    return stage_ == Stage::kIterate ? engine().convergence() : convergence_;
-  }
+  Convergence progress() const override { return stage_ == Stage::kIterate ? engine().convergence() : convergence_; }
 
  private:
   enum class Stage { kIterate, kApply, kBound, kDone };
@@ -143,10 +148,10 @@ class TypedMember final : public TransportMember {
   std::vector<Pass> passes_;
   size_t pass_ = 0;
   int64_t apply_chunks_ = 0, apply_blocks_ = 1, points_width_ = 0, columns_width_ = 0;
-  Buffer<T> points_, columns_;      // [padded other side, width]: centred points; V or U
-  Buffer<double> gradient_[2];      // [n, dim], [m, dim]
+  Buffer<T> points_, columns_;  // [padded other side, width]: centred points; V or U
+  Buffer<double> gradient_[2];  // [n, dim], [m, dim]
   Buffer<TE> zeros_;
-  std::vector<double> linear_;      // per chunk: sum P z
+  std::vector<double> linear_;  // per chunk: sum P z
   double linear_sum_ = 0;
   std::unique_ptr<CostSource<double, double>> bound_cost_;
   std::unique_ptr<PrimalBound> bound_;
@@ -167,14 +172,14 @@ void TypedMember<TE, T>::StartEngine() {
   }
   if (which > 0) {  // A measure against itself: f = g, and averaged updates converge in a few steps.
     options.solver.update_rule = UpdateRule::kSymmetric;
-    (which == 1 ? options.solver.rho_b : options.solver.rho_a) = which == 1 ? options.solver.rho_a : options.solver.rho_b;
+    (which == 1 ? options.solver.rho_b : options.solver.rho_a) =
+        which == 1 ? options.solver.rho_a : options.solver.rho_b;
   }
   if (point_cloud()) {
     costs_.push_back(std::make_unique<CostSource<TE, T>>(&cloud(Measure(which, 0)), &cloud(Measure(which, 1)),
                                                          problem_.transport.kappa));
   } else {
-    costs_.push_back(
-        std::make_unique<CostSource<TE, T>>(problem_.transport.cost, index_, problem_.n, problem_.m));
+    costs_.push_back(std::make_unique<CostSource<TE, T>>(problem_.transport.cost, index_, problem_.n, problem_.m));
   }
   engines_.push_back(std::make_unique<Engine>(costs_.back().get(), options));
 }
@@ -202,11 +207,13 @@ void TypedMember<TE, T>::EndPhase() {
       bound_->EndPhase();
       if (bound_->chunk_count() == 0) Finish();
       return;
-    case Stage::kDone: return;
+    case Stage::kDone:
+      return;
   }
 }
 
-// ---- Passes over the plan -----------------------------------------------------------------------------------------------
+// ---- Passes over the plan
+// -----------------------------------------------------------------------------------------------
 
 template <typename TE, typename T>
 void TypedMember<TE, T>::PlanPasses() {
@@ -280,9 +287,9 @@ void TypedMember<TE, T>::ApplyBlock(int64_t row, double* linear, Scratch* scratc
   const int64_t product_width = std::max(points_width_, columns_width_);
   int64_t rows[kRowBlock];
   for (int r = 0; r < kRowBlock; ++r) rows[r] = row + r < cost.size(side) ? row + r : -1;
-  double* product = static_cast<double*>(
-      scratch->Get(kRowBlock * product_width * sizeof(double) + cost.block_size(side) * (sizeof(T) + sizeof(TE)) +
-                   cost.WorkspaceSize(side) * sizeof(TE) + columns * sizeof(T)));
+  double* product = static_cast<double*>(scratch->Get(kRowBlock * product_width * sizeof(double) +
+                                                      cost.block_size(side) * (sizeof(T) + sizeof(TE)) +
+                                                      cost.WorkspaceSize(side) * sizeof(TE) + columns * sizeof(T)));
   TE* e = reinterpret_cast<TE*>(product + kRowBlock * product_width);
   TE* workspace = e + cost.block_size(side);
   T* plan = reinterpret_cast<T*>(workspace + cost.WorkspaceSize(side));
@@ -353,7 +360,8 @@ void TypedMember<TE, T>::StartBound() {
   bound_ = std::make_unique<PrimalBound>(bound_cost_.get(), problem_.solver.epsilon, masses, potentials);
 }
 
-// ---- Stores -------------------------------------------------------------------------------------------------------------
+// ---- Stores
+// -------------------------------------------------------------------------------------------------------------
 
 template <typename TE, typename T>
 void TypedMember<TE, T>::Finish() {

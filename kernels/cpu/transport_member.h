@@ -18,11 +18,11 @@ namespace cpu {
 struct MemberInputs {
   MemberInputs(const Problem& problem, int64_t index);
 
-  Cloud x, y;                       // Point clouds only.
-  std::vector<double> a, b;         // Masses.
-  std::vector<double> f, g;         // Initial potentials; empty: none given.
-  double cost_max = 0;              // Bound of what the exponents' terms are made of, in units of the cost.
-  double epsilon_start = 0;         // Of an annealed schedule.
+  Cloud x, y;                // Point clouds only.
+  std::vector<double> a, b;  // Masses.
+  std::vector<double> f, g;  // Initial potentials; empty: none given.
+  double cost_max = 0;       // Bound of what the exponents' terms are made of, in units of the cost.
+  double epsilon_start = 0;  // Of an annealed schedule.
 };
 
 class TransportMember {

@@ -1,9 +1,9 @@
 // A resident problem as the CPU backend sees it: a sequence of phases, each a number of independent chunks.
 //
-// The backend takes the current phases of all its residents and runs their chunks in one parallel loop over its threads, so
-// a ragged batch fills the cores like one large problem. Chunks are cut by a problem's own shape, never by the number
-// of threads or by its company, and partial results are combined in chunk order: that is why the bits are the same alone,
-// in a batch and on any number of threads.
+// The backend takes the current phases of all its residents and runs their chunks in one parallel loop over its
+// threads, so a ragged batch fills the cores like one large problem. Chunks are cut by a problem's own shape, never by
+// the number of threads or by its company, and partial results are combined in chunk order: that is why the bits are
+// the same alone, in a batch and on any number of threads.
 #ifndef SINKHORN_KERNELS_CPU_WORK_H_
 #define SINKHORN_KERNELS_CPU_WORK_H_
 

@@ -10,8 +10,7 @@ namespace sinkhorn {
 namespace {
 
 absl::Status RuntimeError(cudaError_t error, absl::string_view doing) {
-  return absl::InternalError(
-      absl::StrCat(doing, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+  return absl::InternalError(absl::StrCat(doing, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
 }
 
 // 0 if this driver does not know the attribute.
@@ -26,8 +25,8 @@ int Attribute(cudaDeviceAttr attribute, int device) {
 
 std::string FormatUuid(const cudaUUID_t& uuid) {
   const std::string hex = absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof(uuid.bytes)));
-  return absl::StrCat("GPU-", hex.substr(0, 8), "-", hex.substr(8, 4), "-", hex.substr(12, 4), "-",
-                      hex.substr(16, 4), "-", hex.substr(20));
+  return absl::StrCat("GPU-", hex.substr(0, 8), "-", hex.substr(8, 4), "-", hex.substr(12, 4), "-", hex.substr(16, 4),
+                      "-", hex.substr(20));
 }
 
 absl::StatusOr<DeviceInfo> Describe(int index) {
@@ -46,8 +45,8 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
   info.l2_bytes = properties.l2CacheSize;
   info.memory_bytes = properties.totalGlobalMem;
   // Clock in kHz times bytes per transfer, twice: both edges of the clock carry data.
-  info.memory_bandwidth_bytes_per_s = 2.0 * 1e3 * Attribute(cudaDevAttrMemoryClockRate, index) *
-                                      Attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
+  info.memory_bandwidth_bytes_per_s =
+      2.0 * 1e3 * Attribute(cudaDevAttrMemoryClockRate, index) * Attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
   return info;
 }
 
@@ -65,9 +64,9 @@ absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
     int driver = 0;
     (void)cudaDriverGetVersion(&driver);  // 0: none installed.
     if (driver == 0) return absl::UnavailableError("no NVIDIA driver on this machine");
-    return absl::UnavailableError(absl::StrCat(
-        "the NVIDIA driver is too old: it serves CUDA ", driver / 1000, ".", driver % 1000 / 10,
-        ", this build needs ", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10));
+    return absl::UnavailableError(absl::StrCat("the NVIDIA driver is too old: it serves CUDA ", driver / 1000, ".",
+                                               driver % 1000 / 10, ", this build needs ", CUDART_VERSION / 1000, ".",
+                                               CUDART_VERSION % 1000 / 10));
   }
   if (error != cudaSuccess) return RuntimeError(error, "cudaGetDeviceCount");
 

@@ -24,8 +24,7 @@ struct DeviceInfo {
   int64_t smem_per_block_bytes = 0;  // With opt-in, the most one block may have.
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
-  double memory_bandwidth_bytes_per_s =
-      0;  // Peak, from clock and bus width; 0 if the driver does not tell.
+  double memory_bandwidth_bytes_per_s = 0;  // Peak, from clock and bus width; 0 if the driver does not tell.
 };
 
 // The GPUs of this machine, in CUDA's order. Creates no context, so it is cheap and takes no device

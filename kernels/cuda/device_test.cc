@@ -45,9 +45,7 @@ TEST(ListDevices, AnswersTheSameTwice) {
 
 #else
 
-TEST(ListDevices, IsLeftOutOfThisBuild) {
-  GTEST_SKIP() << "nvcc was not found when this was built";
-}
+TEST(ListDevices, IsLeftOutOfThisBuild) { GTEST_SKIP() << "nvcc was not found when this was built"; }
 
 #endif  // SINKHORN_HAVE_CUDA
 

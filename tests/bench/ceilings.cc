@@ -30,8 +30,8 @@ float FmaLoop(int64_t rounds, float seed, int64_t* operations) {
   const hn::ScalableTag<float> d;
   using V = hn::Vec<decltype(d)>;
   const V factor = hn::Set(d, 0.999f), add = hn::Set(d, seed);
-  V a = add, b = factor, c = add, e = factor, f = add, g = factor, h = add, i = factor, j = add,
-    k = factor, l = add, m = factor;
+  V a = add, b = factor, c = add, e = factor, f = add, g = factor, h = add, i = factor, j = add, k = factor, l = add,
+    m = factor;
   for (int64_t r = 0; r < rounds; ++r) {
     a = hn::MulAdd(a, factor, add), b = hn::MulAdd(b, factor, add), c = hn::MulAdd(c, factor, add);
     e = hn::MulAdd(e, factor, add), f = hn::MulAdd(f, factor, add), g = hn::MulAdd(g, factor, add);
@@ -39,8 +39,7 @@ float FmaLoop(int64_t rounds, float seed, int64_t* operations) {
     k = hn::MulAdd(k, factor, add), l = hn::MulAdd(l, factor, add), m = hn::MulAdd(m, factor, add);
   }
   *operations = rounds * kChains * static_cast<int64_t>(hn::Lanes(d));
-  const V sum =
-      hn::Add(hn::Add(hn::Add(a, b), hn::Add(c, e)), hn::Add(hn::Add(f, g), hn::Add(h, i)));
+  const V sum = hn::Add(hn::Add(hn::Add(a, b), hn::Add(c, e)), hn::Add(hn::Add(f, g), hn::Add(h, i)));
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, hn::Add(hn::Add(j, k), hn::Add(l, m)))));
 }
 

@@ -63,8 +63,8 @@ absl::Status SolveOnce(Backend* backend, const Problem& problem, TimedReport* re
 
 }  // namespace
 
-absl::Status SolveTimed(Backend* backend, const TimedProblem& in, int warmups, int repeats,
-                        double* seconds, TimedReport* report) {
+absl::Status SolveTimed(Backend* backend, const TimedProblem& in, int warmups, int repeats, double* seconds,
+                        TimedReport* report) {
   const Problem problem = ToProblem(in);
   for (int i = -warmups; i < repeats; ++i) {
     const SteadyClock::time_point start = SteadyClock::now();

@@ -44,8 +44,8 @@ struct TimedReport {
 static_assert(std::is_trivially_copyable_v<TimedReport>);
 
 // Solves `warmups` times, then `repeats` times, and writes each of the latter's seconds.
-absl::Status SolveTimed(Backend* backend, const TimedProblem& problem, int warmups, int repeats,
-                        double* seconds, TimedReport* report);
+absl::Status SolveTimed(Backend* backend, const TimedProblem& problem, int warmups, int repeats, double* seconds,
+                        TimedReport* report);
 
 }  // namespace sinkhorn::bench
 

@@ -48,9 +48,7 @@ TimedProblem Located(TimedProblem problem, char* memory) {
     const uintptr_t offset = reinterpret_cast<uintptr_t>(*pointer);
     if (offset != 0) *pointer = memory + (offset - 1);
   };
-  for (const void** in :
-       {&problem.logits, &problem.cotangent, &problem.cost, &problem.x, &problem.y})
-    locate(in);
+  for (const void** in : {&problem.logits, &problem.cotangent, &problem.cost, &problem.x, &problem.y}) locate(in);
   for (void** out : {&problem.f, &problem.g, &problem.plan, &problem.gradient_logits}) locate(out);
   return problem;
 }
@@ -58,8 +56,8 @@ TimedProblem Located(TimedProblem problem, char* memory) {
 absl::Status Transfer(const char* path, const char* mode, char* memory, size_t bytes) {
   std::FILE* const file = std::fopen(path, mode);
   if (file == nullptr) return absl::NotFoundError(path);
-  const size_t done = *mode == 'w' || std::strchr(mode, '+') ? std::fwrite(memory, 1, bytes, file)
-                                                             : std::fread(memory, 1, bytes, file);
+  const size_t done =
+      *mode == 'w' || std::strchr(mode, '+') ? std::fwrite(memory, 1, bytes, file) : std::fread(memory, 1, bytes, file);
   if (std::fclose(file) != 0 || done != bytes) return absl::DataLossError(path);
   return absl::OkStatus();
 }
@@ -102,8 +100,7 @@ class Session {
     if (request.bytes > static_cast<int64_t>(memory_.size())) memory_.resize(request.bytes);
     if (absl::Status s = Transfer(path_, "rb", memory_.data(), request.bytes); !s.ok()) return s;
     const TimedProblem problem = Located(request.problem, memory_.data());
-    if (absl::Status s =
-            SolveTimed(backend_.get(), problem, request.warmups, request.repeats, seconds, report);
+    if (absl::Status s = SolveTimed(backend_.get(), problem, request.warmups, request.repeats, seconds, report);
         !s.ok()) {
       return s;
     }

@@ -54,8 +54,7 @@ Vector Wide(const std::vector<float>& values) { return Vector(values.begin(), va
 // STRICT: within 1e-4 epsilon + 1e-6 |f|.
 void ExpectClose(const std::vector<float>& actual, const Vector& expected, double epsilon) {
   for (size_t i = 0; i < actual.size(); ++i) {
-    ASSERT_NEAR(actual[i], expected[i], 1e-4 * epsilon + 1e-6 * std::abs(expected[i]))
-        << "at " << i;
+    ASSERT_NEAR(actual[i], expected[i], 1e-4 * epsilon + 1e-6 * std::abs(expected[i])) << "at " << i;
   }
 }
 
@@ -98,8 +97,7 @@ TEST_F(SolverTest, DenseToATolerance) {
   double error_a = 0;
   for (int64_t i = 0; i < n; ++i) {
     double sum = 0;
-    for (int64_t j = 0; j < m; ++j)
-      sum += std::exp((f[i] + g[j] - wide_cost[i * m + j]) / 0.05) / (n * m);
+    for (int64_t j = 0; j < m; ++j) sum += std::exp((f[i] + g[j] - wide_cost[i * m + j]) / 0.05) / (n * m);
     error_a += std::abs(sum - 1.0 / n);
   }
   EXPECT_LE(error_a, 1e-6);
@@ -124,8 +122,7 @@ TEST_F(SolverTest, NormalizationForwardAndBackward) {
     same.n = n, same.m = n, same.iterations = 20, same.recipe = LogRowColumnRecipe();
     same.logits = Wide({logits.begin() + begin, logits.begin() + end});
     const Vector expected = Normalize(same);
-    const Vector expected_gradient =
-        UnrolledGradient(same, Wide({cotangent.begin() + begin, cotangent.begin() + end}));
+    const Vector expected_gradient = UnrolledGradient(same, Wide({cotangent.begin() + begin, cotangent.begin() + end}));
     for (int64_t k = 0; k < n * n; ++k) {
       EXPECT_NEAR(plan[begin + k], expected[k], 1e-6);
       EXPECT_NEAR(gradient[begin + k], expected_gradient[k], 1e-6);

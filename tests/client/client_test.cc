@@ -66,9 +66,12 @@ TEST(ClientTest, RetriesUnavailableAndQueueFull) {
   FakeServer server(
       [&calls](grpc::ServerContext* context, const v1::SolveRequest& request, v1::SolveResponse* response) {
         switch (calls++) {
-          case 0: return ServiceError(grpc::StatusCode::UNAVAILABLE, "DRAINING", "draining");
-          case 1: return ServiceError(grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", "queue is full");
-          default: return Echo(context, request, response);
+          case 0:
+            return ServiceError(grpc::StatusCode::UNAVAILABLE, "DRAINING", "draining");
+          case 1:
+            return ServiceError(grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", "queue is full");
+          default:
+            return Echo(context, request, response);
         }
       });
 

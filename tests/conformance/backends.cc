@@ -5,8 +5,7 @@
 #include "absl/flags/flag.h"
 #include "kernels/cpu/cpu_backend.h"
 
-ABSL_FLAG(std::string, backend, "all",
-          "Backends to run on: cpu, cuda or all. The others are reported as skipped.");
+ABSL_FLAG(std::string, backend, "all", "Backends to run on: cpu, cuda or all. The others are reported as skipped.");
 
 namespace sinkhorn::conformance {
 namespace {

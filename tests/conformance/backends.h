@@ -35,8 +35,7 @@ class ConformanceTest : public testing::TestWithParam<std::string> {
 };
 
 // On all backends; on one per device, for tests that a kernel cache does not concern.
-#define INSTANTIATE_ON_BACKENDS(fixture) \
-  SINKHORN_INSTANTIATE(fixture, ::sinkhorn::conformance::BackendNames())
+#define INSTANTIATE_ON_BACKENDS(fixture) SINKHORN_INSTANTIATE(fixture, ::sinkhorn::conformance::BackendNames())
 #define INSTANTIATE_ON_DEVICES(fixture) SINKHORN_INSTANTIATE(fixture, {"cpu", "cuda"})
 #define SINKHORN_INSTANTIATE(fixture, ...)                                                      \
   INSTANTIATE_TEST_SUITE_P(, fixture, testing::ValuesIn(std::vector<std::string>(__VA_ARGS__)), \

@@ -17,8 +17,7 @@ namespace {
 DType RandomDType(Random* random) { return static_cast<DType>(random->Integer(0, 3)); }
 
 Case RandomNormalizationCase(Random* random, uint64_t seed, int64_t largest) {
-  const Recipe recipes[] = {LogRowColumnRecipe(), ExpColumnRowRecipe(), DeepSeekRecipe(),
-                            ExactRecipe()};
+  const Recipe recipes[] = {LogRowColumnRecipe(), ExpColumnRowRecipe(), DeepSeekRecipe(), ExactRecipe()};
   const int64_t n = random->Integer(1, largest);
   const int64_t m = random->Chance(0.5) ? n : random->Integer(1, largest);
   const int kind = random->Integer(0, 3);
@@ -53,8 +52,7 @@ Case RandomTransportCase(Random* random, uint64_t seed, int64_t largest) {
   if (random->Chance(0.3)) c.solver().rho_a = random->Uniform(0.1, 2);
   if (!dense && random->Chance(0.2)) c.solver().debias = true, c.solver().tolerance = 1e-4;
   if (random->Chance(0.3)) c.solver().precision = Precision::kDouble;
-  c.wanted =
-      kPotentials | (random->Chance(0.3) ? kPlan | kSums | kValueLinear | kGradientMasses : 0);
+  c.wanted = kPotentials | (random->Chance(0.3) ? kPlan | kSums | kValueLinear | kGradientMasses : 0);
   if (!dense && random->Chance(0.3)) c.wanted |= kGradientPoints;
   if (!std::isfinite(c.solver().rho_a) && !c.solver().debias && random->Chance(0.2)) {
     c.wanted |= kPrimalBound;
@@ -82,8 +80,7 @@ std::vector<const Case*> PointersTo(const std::vector<Case>& cases) {
 void ExpectSameBits(const std::vector<const Case*>& cases, const std::vector<Answer>& actual,
                     const std::vector<Answer>& expected) {
   for (size_t k = 0; k < cases.size(); ++k) {
-    EXPECT_EQ(DifferenceInBits(actual[k], expected[k]), "")
-        << "problem " << k << ": " << cases[k]->name;
+    EXPECT_EQ(DifferenceInBits(actual[k], expected[k]), "") << "problem " << k << ": " << cases[k]->name;
   }
 }
 
@@ -144,8 +141,7 @@ TEST_P(BatchingTest, OneThreadOrTwo) {
     cases[k].solver().max_iterations = 5;
     cases[k].wanted = kPotentials | kSums | kValueLinear | kPrimalBound | kGradientMasses;
   }
-  cases.push_back(
-      CaseOf(RandomLogits(600, 500, LogRowColumnRecipe(), 5, 1, 9), "logits 600 x 500"));
+  cases.push_back(CaseOf(RandomLogits(600, 500, LogRowColumnRecipe(), 5, 1, 9), "logits 600 x 500"));
   const std::vector<const Case*> order = PointersTo(cases);
   const auto one = MakeBackend(GetParam(), 1), two = MakeBackend(GetParam(), 2);
   const std::vector<Answer> expected = SolveTogether(one.get(), order);
@@ -196,8 +192,7 @@ TEST_P(BatchingTest, HopelessNeighbours) {
       EXPECT_EQ(all[k].status.code(), absl::StatusCode::kFailedPrecondition);
       continue;
     }
-    for (const Vector& values :
-         {all[k].value, all[k].f.values(), all[k].g.values(), all[k].plan.values()}) {
+    for (const Vector& values : {all[k].value, all[k].f.values(), all[k].g.values(), all[k].plan.values()}) {
       for (double value : values) EXPECT_TRUE(std::isfinite(value));
     }
   }
@@ -208,9 +203,8 @@ TEST_P(BatchingTest, ProgressIsMonotone) {
   Case c = CaseOf(RandomClouds(400, 500, 3, 0.01, 66), "400 x 500");
   c.solver().max_iterations = 60;
   std::vector<int> seen;
-  const std::vector<Answer> answers = SolveTogether(backend(), {&c}, 1e-4, [&](const Solve& solve) {
-    seen.push_back(solve.progress().iterations);
-  });
+  const std::vector<Answer> answers =
+      SolveTogether(backend(), {&c}, 1e-4, [&](const Solve& solve) { seen.push_back(solve.progress().iterations); });
   EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
   EXPECT_EQ(seen.back(), 60);
   EXPECT_EQ(answers[0].report.convergence.iterations, 60);

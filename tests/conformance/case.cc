@@ -146,8 +146,8 @@ void BindOutputs(Answer* answer, Problem* problem) {
 }
 
 // Advances until all are done, or patience ends.
-void AdvanceAll(Backend* backend, const std::vector<std::unique_ptr<Solve>>& solves,
-                double slice_seconds, const std::function<void(const Solve&)>& after_slice) {
+void AdvanceAll(Backend* backend, const std::vector<std::unique_ptr<Solve>>& solves, double slice_seconds,
+                const std::function<void(const Solve&)>& after_slice) {
   const auto start = std::chrono::steady_clock::now();
   while (true) {
     std::vector<Solve*> running;
@@ -165,21 +165,17 @@ void AdvanceAll(Backend* backend, const std::vector<std::unique_ptr<Solve>>& sol
 }
 
 bool SameBits(const Vector& p, const Vector& q) {
-  return p.size() == q.size() &&
-         (p.empty() || std::memcmp(p.data(), q.data(), p.size() * sizeof(double)) == 0);
+  return p.size() == q.size() && (p.empty() || std::memcmp(p.data(), q.data(), p.size() * sizeof(double)) == 0);
 }
 
 bool SameBits(const Convergence& p, const Convergence& q) {
-  return p.iterations == q.iterations && p.converged == q.converged &&
-         p.stop_reason == q.stop_reason &&
-         SameBits(Vector{p.marginal_error_a, p.marginal_error_b},
-                  Vector{q.marginal_error_a, q.marginal_error_b});
+  return p.iterations == q.iterations && p.converged == q.converged && p.stop_reason == q.stop_reason &&
+         SameBits(Vector{p.marginal_error_a, p.marginal_error_b}, Vector{q.marginal_error_a, q.marginal_error_b});
 }
 
 }  // namespace
 
-std::vector<Answer> SolveTogether(Backend* backend, const std::vector<const Case*>& cases,
-                                  double slice_seconds,
+std::vector<Answer> SolveTogether(Backend* backend, const std::vector<const Case*>& cases, double slice_seconds,
                                   const std::function<void(const Solve&)>& after_slice) {
   std::vector<Answer> answers(cases.size());
   std::vector<std::unique_ptr<Solve>> solves(cases.size());
@@ -288,9 +284,7 @@ oracle::Normalization MemberNormalization(const Case& c, int64_t index) {
 }
 
 Case CaseOf(const oracle::Transport& problem, std::string name, DType dtype) {
-  const auto pack = [dtype](const Vector& values) {
-    return values.empty() ? Tensor() : Tensor::Of(values, dtype);
-  };
+  const auto pack = [dtype](const Vector& values) { return values.empty() ? Tensor() : Tensor::Of(values, dtype); };
   Case c;
   c.name = std::move(name);
   c.problem.kind = problem.cost.empty() ? ProblemKind::kPointCloud : ProblemKind::kDense;
@@ -310,9 +304,7 @@ Case CaseOf(const oracle::Transport& problem, std::string name, DType dtype) {
 }
 
 Case CaseOf(const oracle::Normalization& problem, std::string name, DType dtype) {
-  const auto pack = [dtype](const Vector& values) {
-    return values.empty() ? Tensor() : Tensor::Of(values, dtype);
-  };
+  const auto pack = [dtype](const Vector& values) { return values.empty() ? Tensor() : Tensor::Of(values, dtype); };
   Case c;
   c.name = std::move(name);
   c.problem.kind = ProblemKind::kNormalization;

@@ -36,8 +36,7 @@ Vector WithRounding(Vector tolerance, const Case& c, const Vector& expected) {
   const double working = UnitRoundoff(strict ? DType::kFloat32 : DType::kFloat64);
   const double relative = UnitRoundoff(c.output_dtype) + 2 * working;
   for (size_t k = 0; k < tolerance.size(); ++k) {
-    tolerance[k] += relative * std::abs(expected[k]) + SmallestPositive(c.output_dtype) +
-                    (strict ? 1e-37 : 1e-300);
+    tolerance[k] += relative * std::abs(expected[k]) + SmallestPositive(c.output_dtype) + (strict ? 1e-37 : 1e-300);
   }
   return tolerance;
 }
@@ -69,15 +68,12 @@ class MemberCheck {
 
  private:
   // Absolute tolerance `tolerance` for all.
-  void Compare(const std::string& what, const Tensor& actual, const Vector& expected,
-               double tolerance) {
+  void Compare(const std::string& what, const Tensor& actual, const Vector& expected, double tolerance) {
     Compare(what, actual, expected, Vector(expected.size(), tolerance));
   }
-  void Compare(const std::string& what, const Tensor& actual, const Vector& expected,
-               Vector tolerance) {
+  void Compare(const std::string& what, const Tensor& actual, const Vector& expected, Vector tolerance) {
     if (!actual.present()) return;
-    ExpectClose(Label(what), actual.values(), expected,
-                WithRounding(std::move(tolerance), c_, expected));
+    ExpectClose(Label(what), actual.values(), expected, WithRounding(std::move(tolerance), c_, expected));
   }
   // Entries of the plan and sums of them.
   void Relative(const std::string& what, const Tensor& actual, const Vector& expected) {
@@ -89,8 +85,8 @@ class MemberCheck {
 
   void Values() {
     const double plan_mass = Sum(PlanRowSums(problem_, at_));
-    const double mass = TargetMass(problem_.a, at_.f, problem_.solver.rho_a) +
-                        TargetMass(problem_.b, at_.g, problem_.solver.rho_b);
+    const double mass =
+        TargetMass(problem_.a, at_.f, problem_.solver.rho_a) + TargetMass(problem_.b, at_.g, problem_.solver.rho_b);
     ExpectClose(Label("value"), answer_.value, {Value(problem_, at_)},
                 mass * delta_ + problem_.solver.epsilon * plan_mass * relative_);
     if (answer_.value_linear.empty()) return;
@@ -103,11 +99,8 @@ class MemberCheck {
   void Bounds() {
     const bool balanced_a = std::isinf(problem_.solver.rho_a);
     const bool balanced_b = std::isinf(problem_.solver.rho_b);
-    if (balanced_a != balanced_b ||
-        (balanced_a && std::abs(Sum(problem_.a) - Sum(problem_.b)) > 1e-14))
-      return;
-    const double primal =
-        balanced_a ? PrimalBound(problem_, at_) : PrimalValue(problem_, Plan(problem_, at_));
+    if (balanced_a != balanced_b || (balanced_a && std::abs(Sum(problem_.a) - Sum(problem_.b)) > 1e-14)) return;
+    const double primal = balanced_a ? PrimalBound(problem_, at_) : PrimalValue(problem_, Plan(problem_, at_));
     const double rounding = 1e-13 * (std::abs(primal) + MaxAbs(at_.f) + MaxAbs(at_.g));
     EXPECT_LE(answer_.dual_bound[0], primal + rounding);
     if (!answer_.primal_bound.empty()) {
@@ -143,8 +136,7 @@ class MemberCheck {
     const Convergence& convergence = answer_.convergence[0];
     const SolverOptions& solver = problem_.solver;
     const double plan_mass = Sum(rows);
-    ExpectClose(Label("marginal_error"),
-                {convergence.marginal_error_a, convergence.marginal_error_b},
+    ExpectClose(Label("marginal_error"), {convergence.marginal_error_a, convergence.marginal_error_b},
                 {MarginalErrorA(problem_, at_), MarginalErrorB(problem_, at_)},
                 {plan_mass * relative_ + TargetRoom(problem_.a, at_.f, solver.rho_a),
                  plan_mass * relative_ + TargetRoom(problem_.b, at_.g, solver.rho_b)});
@@ -185,10 +177,8 @@ class MemberCheck {
         for (double sum : sums) each.insert(each.end(), problem_.dim, scale * sum);
         return each;
       };
-      Compare("gradient_x", answer_.gradient_x, GradientX(problem_, at_),
-              tolerance(PlanRowSums(problem_, at_)));
-      Compare("gradient_y", answer_.gradient_y, GradientY(problem_, at_),
-              tolerance(PlanColumnSums(problem_, at_)));
+      Compare("gradient_x", answer_.gradient_x, GradientX(problem_, at_), tolerance(PlanRowSums(problem_, at_)));
+      Compare("gradient_y", answer_.gradient_y, GradientY(problem_, at_), tolerance(PlanColumnSums(problem_, at_)));
     }
     if (answer_.gradient_a.present()) {
       GradientMass("gradient_a", answer_.gradient_a, problem_, at_);
@@ -197,8 +187,7 @@ class MemberCheck {
   }
 
   // rho (1 - exp(-f / rho)) - eps (r_i / a_i - mass_b); both terms feel the potentials' errors.
-  void GradientMass(const std::string& what, const Tensor& actual, const Transport& problem,
-                    const Potentials& at) {
+  void GradientMass(const std::string& what, const Tensor& actual, const Transport& problem, const Potentials& at) {
     const Vector expected = oracle::GradientA(problem, at);
     const double rho = problem.solver.rho_a, eps = problem.solver.epsilon, mass_b = Sum(problem.b);
     Vector tolerance(expected.size());
@@ -213,12 +202,11 @@ class MemberCheck {
 
   void Products() {
     if (answer_.plan_v.present()) {
-      PlanProduct("plan_v", answer_.plan_v, problem_, at_, c_.v.values(),
-                  c_.problem.transport.v_columns);
+      PlanProduct("plan_v", answer_.plan_v, problem_, at_, c_.v.values(), c_.problem.transport.v_columns);
     }
     if (answer_.plan_transpose_u.present()) {
-      PlanProduct("plan_transpose_u", answer_.plan_transpose_u, Swapped(problem_), {at_.g, at_.f},
-                  c_.u.values(), c_.problem.transport.u_columns);
+      PlanProduct("plan_transpose_u", answer_.plan_transpose_u, Swapped(problem_), {at_.g, at_.f}, c_.u.values(),
+                  c_.problem.transport.u_columns);
     }
     if (!answer_.projection_x.present()) return;
     const double room = 2 * relative_ * Spread();
@@ -226,8 +214,8 @@ class MemberCheck {
     Compare("projection_y", answer_.projection_y, ProjectionY(problem_, at_), room);
   }
 
-  void PlanProduct(const std::string& what, const Tensor& actual, const Transport& problem,
-                   const Potentials& at, const Vector& v, int64_t columns) {
+  void PlanProduct(const std::string& what, const Tensor& actual, const Transport& problem, const Potentials& at,
+                   const Vector& v, int64_t columns) {
     Vector magnitude = v;
     for (double& value : magnitude) value = std::abs(value);
     Vector tolerance = PlanTimes(problem, at, magnitude, columns);
@@ -245,8 +233,7 @@ class MemberCheck {
 
 }  // namespace
 
-void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected,
-                 const Vector& tolerance) {
+void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected, const Vector& tolerance) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   double worst = 0;
   size_t at = 0;
@@ -257,12 +244,11 @@ void ExpectClose(const std::string& what, const Vector& actual, const Vector& ex
   }
   Use& use = Uses()[what];
   if (worst > use.ratio) use = {worst, CurrentTest()};
-  EXPECT_LE(worst, 1) << what << ": element " << at << " of " << actual.size() << " is "
-                      << actual[at] << ", expected " << expected[at] << " +- " << tolerance[at];
+  EXPECT_LE(worst, 1) << what << ": element " << at << " of " << actual.size() << " is " << actual[at] << ", expected "
+                      << expected[at] << " +- " << tolerance[at];
 }
 
-void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected,
-                 double tolerance) {
+void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected, double tolerance) {
   ExpectClose(what, actual, expected, Vector(expected.size(), tolerance));
 }
 
@@ -277,8 +263,7 @@ double PlanTolerance(const Case& the_case, const Potentials& reference) {
   return std::expm1(2 * PotentialTolerance(the_case, reference) / the_case.solver().epsilon);
 }
 
-void ExpectMatchesOracle(const Case& member_case, const Answer& member,
-                         const Potentials& reference) {
+void ExpectMatchesOracle(const Case& member_case, const Answer& member, const Potentials& reference) {
   MemberCheck(member_case, member, reference).All();
 }
 

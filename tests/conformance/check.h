@@ -12,10 +12,8 @@
 namespace sinkhorn::conformance {
 
 // Fails unless |actual - expected| <= tolerance for every element; one message, naming the worst.
-void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected,
-                 const Vector& tolerance);
-void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected,
-                 double tolerance);
+void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected, const Vector& tolerance);
+void ExpectClose(const std::string& what, const Vector& actual, const Vector& expected, double tolerance);
 
 // Error that the contract allows in a potential.
 double PotentialTolerance(const Case& the_case, const oracle::Potentials& reference);
@@ -25,8 +23,7 @@ double PlanTolerance(const Case& the_case, const oracle::Potentials& reference);
 // Compares every output that the case asked for with the oracle at `reference`; bounds must be on
 // their side of the oracle's. For fixed iterations: the constant shared by f and g is determined
 // too.
-void ExpectMatchesOracle(const Case& member_case, const Answer& member,
-                         const oracle::Potentials& reference);
+void ExpectMatchesOracle(const Case& member_case, const Answer& member, const oracle::Potentials& reference);
 
 // Solves on `backend` and compares each member with the oracle's iterates. REQUIRES: tolerance 0,
 // not debiased.

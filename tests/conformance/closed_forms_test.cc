@@ -29,19 +29,16 @@ class ClosedFormsTest : public ConformanceTest {
 
   // What a value may be off by: both potentials' errors, and the marginals' at the tolerance.
   static double ValueRoom(const Case& c, double value) {
-    if (c.solver().precision == Precision::kDouble)
-      return 1e-9 * (c.solver().epsilon + std::abs(value));
+    if (c.solver().precision == Precision::kDouble) return 1e-9 * (c.solver().epsilon + std::abs(value));
     return 2e-4 * c.solver().epsilon + 2e-6 * std::abs(value);
   }
 
   void ExpectValue(const Case& c, double value) {
-    SCOPED_TRACE(
-        absl::StrCat(c.name, c.solver().precision == Precision::kDouble ? " DOUBLE" : " STRICT"));
+    SCOPED_TRACE(absl::StrCat(c.name, c.solver().precision == Precision::kDouble ? " DOUBLE" : " STRICT"));
     const Answer answer = SolveAlone(backend(), c);
     if (!answer.status.ok()) return;
-    ExpectClose(
-        c.solver().precision == Precision::kDouble ? "DOUBLE closed form" : "STRICT closed form",
-        answer.value, {value}, ValueRoom(c, value));
+    ExpectClose(c.solver().precision == Precision::kDouble ? "DOUBLE closed form" : "STRICT closed form", answer.value,
+                {value}, ValueRoom(c, value));
     EXPECT_LE(answer.dual_bound[0], value + 1e-13 * (1 + std::abs(value)));
   }
 };
@@ -88,8 +85,7 @@ TEST_P(ClosedFormsTest, Form02TwoByTwo) {
     c.wanted = kPlan;
     const double p = oracle::TwoByTwoPlan11(0.25, 0.4375, problem.cost, 0.25);
     ExpectClose("closed form 2, plan", SolveAlone(backend(), c).plan.values(),
-                {p, 0.25 - p, 0.4375 - p, 0.75 - 0.4375 + p},
-                precision == Precision::kDouble ? 1e-10 : 1e-5);
+                {p, 0.25 - p, 0.4375 - p, 0.75 - 0.4375 + p}, precision == Precision::kDouble ? 1e-10 : 1e-5);
   }
 }
 
@@ -105,10 +101,8 @@ TEST_P(ClosedFormsTest, Form02DoublyStochasticTwoByTwo) {
       const double p = oracle::TwoByTwoDoublyStochastic11(problem.logits);
       const double slope = oracle::TwoByTwoDoublyStochasticSlope11(problem.logits);
       const double relative = precision == Precision::kDouble ? 1e-9 : 1e-5;
-      ExpectClose("closed form 2, doubly stochastic", answer.plan.values(), {p, 1 - p, 1 - p, p},
-                  relative);
-      ExpectClose("closed form 2, slope", answer.gradient_logits.values(),
-                  {slope, -slope, -slope, slope}, relative);
+      ExpectClose("closed form 2, doubly stochastic", answer.plan.values(), {p, 1 - p, 1 - p, p}, relative);
+      ExpectClose("closed form 2, slope", answer.gradient_logits.values(), {slope, -slope, -slope, slope}, relative);
     }
   }
 }
@@ -164,8 +158,7 @@ TEST_P(ClosedFormsTest, Form04ScalingAndSwap) {
     scaled.solver.rho_a *= 3;
     scaled.solver.rho_b *= 3;
     ExpectValue(ConvergedCase(scaled, precision, "scaled"), 3 * Value(problem, Converge(problem)));
-    const Answer swapped =
-        SolveAlone(backend(), ConvergedCase(Swapped(problem), precision, "swapped"));
+    const Answer swapped = SolveAlone(backend(), ConvergedCase(Swapped(problem), precision, "swapped"));
     const double tolerance = precision == Precision::kDouble ? 1e-9 : 1e-5;
     ExpectClose("closed form 4, swap", swapped.f.values(), plain.g.values(), tolerance);
     ExpectClose("closed form 4, swap", swapped.g.values(), plain.f.values(), tolerance);
@@ -216,15 +209,13 @@ TEST_P(ClosedFormsTest, Form07ProductsAdd) {
     const Answer q = SolveAlone(backend(), ConvergedCase(second, precision, "second"));
     const Case product = ConvergedCase(oracle::Product(first, second), precision, "product");
     const Answer both = SolveAlone(backend(), product);
-    ExpectClose("closed form 7, value", both.value, {p.value[0] + q.value[0]},
-                3 * ValueRoom(product, 1));
+    ExpectClose("closed form 7, value", both.value, {p.value[0] + q.value[0]}, 3 * ValueRoom(product, 1));
     Potentials sum;
     for (double pf : p.f.values()) {
       for (double qf : q.f.values()) sum.f.push_back(pf + qf);
     }
     sum.g.assign(product.problem.m, 0.0);
-    const Potentials expected = Centered(sum),
-                     actual = Centered({both.f.values(), both.g.values()});
+    const Potentials expected = Centered(sum), actual = Centered({both.f.values(), both.g.values()});
     ExpectClose("closed form 7, f", actual.f, expected.f, 3 * ValueRoom(product, 1));
   }
 }
@@ -249,8 +240,7 @@ TEST_P(ClosedFormsTest, Form08Translation) {
         Vector gradient(32);
         for (int64_t k = 0; k < 32; ++k) gradient[k] = -2 * kappa * problem.a[k / 2] * t[k % 2];
         const double relative = precision == Precision::kDouble ? 1e-8 : 1e-3;
-        ExpectClose("closed form 8, gradient", answer.gradient_x.values(), gradient,
-                    relative * 2 * kappa / 16);
+        ExpectClose("closed form 8, gradient", answer.gradient_x.values(), gradient, relative * 2 * kappa / 16);
       }
     }
   }

@@ -91,8 +91,7 @@ TEST_P(ConvergenceTest, BoundsBracketTheOptimum) {
           c.solver().max_iterations = iterations;
           c.solver().tolerance = iterations == 3000 ? 1e-6 : 0;
           c.wanted = kPotentials | kPrimalBound;
-          SCOPED_TRACE(absl::StrCat(name, precision == Precision::kDouble ? " DOUBLE " : " STRICT ",
-                                    iterations,
+          SCOPED_TRACE(absl::StrCat(name, precision == Precision::kDouble ? " DOUBLE " : " STRICT ", iterations,
                                     rule == UpdateRule::kSymmetric ? " symmetric" : ""));
           const Answer answer = SolveAlone(backend(), c);
           if (!answer.status.ok()) continue;
@@ -109,8 +108,7 @@ TEST_P(ConvergenceTest, BoundsBracketTheOptimum) {
 // for.
 TEST_P(ConvergenceTest, BoundsBracketWhenAnnealingIsCutShort) {
   for (bool dense : {false, true}) {
-    const Transport problem =
-        dense ? RandomDense(20, 24, 0.02, 11) : RandomClouds(20, 24, 2, 0.02, 12);
+    const Transport problem = dense ? RandomDense(20, 24, 0.02, 11) : RandomClouds(20, 24, 2, 0.02, 12);
     const double optimum = Value(problem, Converge(problem));
     for (Precision precision : kPrecisions) {
       for (int iterations : {1, 2, 4}) {
@@ -198,8 +196,7 @@ TEST_P(ConvergenceTest, SolutionsOfRelaxedProblems) {
       problem.solver.rho_b = rho_b;
       const Potentials solution = Converge(problem);
       for (UpdateRule rule : {UpdateRule::kAlternating, UpdateRule::kSymmetric}) {
-        Case c =
-            CaseOf(problem, absl::StrCat(dense ? "dense" : "clouds", " rho ", rho_a, ", ", rho_b));
+        Case c = CaseOf(problem, absl::StrCat(dense ? "dense" : "clouds", " rho ", rho_a, ", ", rho_b));
         c.solver().precision = Precision::kDouble;
         c.solver().update_rule = rule;
         c.solver().max_iterations = 100000;
@@ -218,8 +215,7 @@ TEST_P(ConvergenceTest, SolutionsOfRelaxedProblems) {
 
 TEST_P(ConvergenceTest, SolutionsOfBalancedProblems) {
   for (bool dense : {false, true}) {
-    const Transport problem =
-        dense ? RandomDense(25, 28, 0.05, 41) : RandomClouds(25, 28, 3, 0.05, 42);
+    const Transport problem = dense ? RandomDense(25, 28, 0.05, 41) : RandomClouds(25, 28, 3, 0.05, 42);
     const Potentials solution = Centered(Converge(problem));
     for (double decay : {0.0, 0.5}) {
       Case c = CaseOf(problem, dense ? "dense" : "clouds");

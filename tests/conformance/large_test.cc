@@ -65,8 +65,7 @@ TEST_P(LargeTest, HypercubeOf4096Corners) {
       const bool strict = precision == Precision::kStrict;
       const double f = value / 2;  // The size of the potentials, up to the constant.
       const double tolerance = strict ? 1e-4 * epsilon + 1e-6 * f : 1e-9 * (epsilon + f);
-      ExpectClose(strict ? "STRICT hypercube value" : "DOUBLE hypercube value", answer.value,
-                  {value}, 2 * tolerance);
+      ExpectClose(strict ? "STRICT hypercube value" : "DOUBLE hypercube value", answer.value, {value}, 2 * tolerance);
       EXPECT_LE(answer.dual_bound[0], value * (1 + 1e-13));
     }
   }

@@ -34,19 +34,18 @@ std::vector<NamedRecipe> Recipes() {
   floored.guard = Guard::kAdd;
   floored.guard_value = 0.0625;
   floored.logit_floor = -0.75;
-  return {
-      {"LOG_ROW_COLUMN", LogRowColumnRecipe()}, {"EXP_COLUMN_ROW", ExpColumnRowRecipe()},
-      {"DEEPSEEK", DeepSeekRecipe()},           {"guard by maximum", guarded},
-      {"softmax, offset, guard", softmax},      {"floor, offset, guard, columns first", floored}};
+  return {{"LOG_ROW_COLUMN", LogRowColumnRecipe()}, {"EXP_COLUMN_ROW", ExpColumnRowRecipe()},
+          {"DEEPSEEK", DeepSeekRecipe()},           {"guard by maximum", guarded},
+          {"softmax, offset, guard", softmax},      {"floor, offset, guard, columns first", floored}};
 }
 
 class BackwardTest : public ConformanceTest {
  protected:
-  static Case Batch(int64_t count, int64_t n, int64_t m, const NamedRecipe& recipe, int iterations,
-                    double deviation, BackwardMode mode, uint64_t seed) {
+  static Case Batch(int64_t count, int64_t n, int64_t m, const NamedRecipe& recipe, int iterations, double deviation,
+                    BackwardMode mode, uint64_t seed) {
     Case c = CaseOf(RandomLogits(n, m, recipe.recipe, iterations, deviation, seed),
-                    absl::StrCat(recipe.name, " ", count, " of ", n, " x ", m, " deviation ",
-                                 deviation, " iterations ", iterations));
+                    absl::StrCat(recipe.name, " ", count, " of ", n, " x ", m, " deviation ", deviation, " iterations ",
+                                 iterations));
     c.problem.count = count;
     c.logits = Tensor::Of(Random(seed).Normals(count * n * m, deviation));
     c.cotangent = Tensor::Of(Random(seed + 1).Normals(count * n * m, 1));
@@ -112,8 +111,7 @@ TEST_P(BackwardTest, UnrolledShapes) {
   for (const NamedRecipe& recipe : Recipes()) {
     for (const auto& [n, m] : shapes) {
       for (double deviation : {0.5, 2.0}) {
-        CheckBothPrecisions(
-            Batch(3, n, m, recipe, 10, deviation, BackwardMode::kUnrolled, seed += 2), "unrolled");
+        CheckBothPrecisions(Batch(3, n, m, recipe, 10, deviation, BackwardMode::kUnrolled, seed += 2), "unrolled");
       }
     }
   }
@@ -123,8 +121,7 @@ TEST_P(BackwardTest, UnrolledIterationCounts) {
   for (const NamedRecipe& recipe : Recipes()) {
     for (int iterations : {1, 2, 20, 60}) {
       for (int64_t n : {4, 8, 20}) {
-        CheckBothPrecisions(Batch(17, n, n, recipe, iterations, 1, BackwardMode::kUnrolled, 71),
-                            "unrolled");
+        CheckBothPrecisions(Batch(17, n, n, recipe, iterations, 1, BackwardMode::kUnrolled, 71), "unrolled");
       }
     }
   }
@@ -187,8 +184,8 @@ TEST_P(BackwardTest, UnrolledEveryDType) {
 
 TEST_P(BackwardTest, GradientAtLargeLogitsIsFinite) {
   for (const NamedRecipe& recipe : Recipes()) {
-    for (BackwardMode mode : {BackwardMode::kUnrolled, BackwardMode::kImplicit,
-                              BackwardMode::kImplicitUnit, BackwardMode::kImplicitFull}) {
+    for (BackwardMode mode :
+         {BackwardMode::kUnrolled, BackwardMode::kImplicit, BackwardMode::kImplicitUnit, BackwardMode::kImplicitFull}) {
       for (int64_t n : {4, 8, 40}) {
         Case c = Batch(3, n, n, recipe, 20, 1, mode, 111);
         c.logits = Tensor::Of(Random(112).Uniforms(3 * n * n, -1e4, 1e4));
@@ -307,8 +304,8 @@ TEST_P(BackwardTest, ImplicitModesFromPlanAlone) {
     const Vector expected = oracle::ImplicitGradient(c.plan.values(), n, n, c.cotangent.values());
     for (BackwardMode mode : kImplicitModes) {
       c.problem.normalization.backward = mode;
-      ExpectClose("DOUBLE modes from P", SolveAlone(backend(), c).gradient_logits.values(),
-                  expected, Room(c, oracle::MaxAbs(expected), 1));
+      ExpectClose("DOUBLE modes from P", SolveAlone(backend(), c).gradient_logits.values(), expected,
+                  Room(c, oracle::MaxAbs(expected), 1));
     }
   }
 }
@@ -331,10 +328,8 @@ TEST_P(BackwardTest, ImplicitOfDisconnectedPlans) {
     SCOPED_TRACE(static_cast<int>(mode));
     const Answer answer = SolveAlone(backend(), c);
     for (int64_t index = 0; index < 2; ++index) {
-      const Vector expected =
-          oracle::ImplicitGradient(c.plan.member(index, 2), 4, 4, c.cotangent.member(index, 2));
-      ExpectClose("implicit, disconnected", answer.gradient_logits.member(index, 2), expected,
-                  1e-5);
+      const Vector expected = oracle::ImplicitGradient(c.plan.member(index, 2), 4, 4, c.cotangent.member(index, 2));
+      ExpectClose("implicit, disconnected", answer.gradient_logits.member(index, 2), expected, 1e-5);
     }
   }
 }
@@ -377,8 +372,7 @@ class StudyTest : public BackwardTest {
     expected_.resize(count);
     oracle::ParallelFor(count, 1 << 16, [&](int64_t begin, int64_t end) {
       for (int64_t index = begin; index < end; ++index) {
-        expected_[index] =
-            UnrolledGradient(MemberNormalization(c, index), c.cotangent.member(index, count));
+        expected_[index] = UnrolledGradient(MemberNormalization(c, index), c.cotangent.member(index, count));
       }
     });
   }
@@ -390,8 +384,7 @@ class StudyTest : public BackwardTest {
     const int64_t count = c.problem.count;
     Errors errors;
     for (int64_t index = 0; index < count; ++index) {
-      const double error =
-          RelativeError(answer.gradient_logits.member(index, count), expected_[index]);
+      const double error = RelativeError(answer.gradient_logits.member(index, count), expected_[index]);
       errors.mean += error / count;
       errors.largest = std::max(errors.largest, error);
     }
@@ -410,8 +403,8 @@ class StudyTest : public BackwardTest {
       std::printf(
           "%s error of dL/dW, mean (largest): unrolled %.2g (%.2g), corrected %.3g (%.3g), "
           "unit marginals %.3g (%.3g)\n",
-          strict ? "STRICT" : "DOUBLE", unrolled.mean, unrolled.largest, corrected.mean,
-          corrected.largest, unit.mean, unit.largest);
+          strict ? "STRICT" : "DOUBLE", unrolled.mean, unrolled.largest, corrected.mean, corrected.largest, unit.mean,
+          unit.largest);
       EXPECT_LE(unrolled.largest, strict ? 1e-5 : 1e-9);
       EXPECT_LT(corrected.mean, unit.mean);
     }

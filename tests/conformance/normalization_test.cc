@@ -42,8 +42,7 @@ std::vector<NamedRecipe> Recipes() {
       {"guard by sum", Custom(Start::kExp, 0, Order::kRowColumn, Guard::kAdd, 0.5)},
       {"offset", Custom(Start::kExp, 0.25, Order::kRowColumn, Guard::kNone, 0)},
       {"softmax, no guard", Custom(Start::kRowSoftmax, 0, Order::kRowColumn, Guard::kNone, 0)},
-      {"softmax, offset, guard by maximum",
-       Custom(Start::kRowSoftmax, 0.01, Order::kRowColumn, Guard::kMax, 0.9)},
+      {"softmax, offset, guard by maximum", Custom(Start::kRowSoftmax, 0.01, Order::kRowColumn, Guard::kMax, 0.9)},
       {"floor, offset, guard, columns first", floored},
   };
 }
@@ -78,21 +77,16 @@ class NormalizationTest : public ConformanceTest {
       const Answer member = MemberAnswer(answer, index, c.problem.count);
       const Vector plan = Normalize(problem), room = PlanRoom(c, problem, plan);
       const auto rows = [&](const Vector& v) { return oracle::RowSums(v, problem.n, problem.m); };
-      const auto columns = [&](const Vector& v) {
-        return oracle::ColumnSums(v, problem.n, problem.m);
-      };
+      const auto columns = [&](const Vector& v) { return oracle::ColumnSums(v, problem.n, problem.m); };
       ExpectClose(prefix + "P", member.plan.values(), plan, room);
       ExpectClose(prefix + "row sums", member.row_sums.values(), rows(plan), rows(room));
-      ExpectClose(prefix + "column sums", member.column_sums.values(), columns(plan),
-                  columns(room));
+      ExpectClose(prefix + "column sums", member.column_sums.values(), columns(plan), columns(room));
       const Convergence& convergence = member.convergence[0];
       // Sums of as many terms as there are rows and columns, each rounded.
       const double total =
-          oracle::Sum(room) +
-          (c.solver().precision == Precision::kDouble ? 1e-14 : 1e-6) *
-              (oracle::Sum(RowMarginals(problem)) + oracle::Sum(ColumnMarginals(problem)));
-      ExpectClose(prefix + "marginal errors",
-                  {convergence.marginal_error_a, convergence.marginal_error_b},
+          oracle::Sum(room) + (c.solver().precision == Precision::kDouble ? 1e-14 : 1e-6) *
+                                  (oracle::Sum(RowMarginals(problem)) + oracle::Sum(ColumnMarginals(problem)));
+      ExpectClose(prefix + "marginal errors", {convergence.marginal_error_a, convergence.marginal_error_b},
                   {oracle::DistanceL1(rows(plan), RowMarginals(problem)),
                    oracle::DistanceL1(columns(plan), ColumnMarginals(problem))},
                   total);
@@ -110,11 +104,10 @@ class NormalizationTest : public ConformanceTest {
   }
 
   // `count` members of normal logits, float32.
-  static Case Batch(int64_t count, int64_t n, int64_t m, const NamedRecipe& recipe, int iterations,
-                    double deviation, uint64_t seed) {
-    Case c = CaseOf(
-        RandomLogits(n, m, recipe.recipe, iterations, deviation, seed),
-        absl::StrCat(recipe.name, " ", count, " of ", n, " x ", m, " deviation ", deviation));
+  static Case Batch(int64_t count, int64_t n, int64_t m, const NamedRecipe& recipe, int iterations, double deviation,
+                    uint64_t seed) {
+    Case c = CaseOf(RandomLogits(n, m, recipe.recipe, iterations, deviation, seed),
+                    absl::StrCat(recipe.name, " ", count, " of ", n, " x ", m, " deviation ", deviation));
     c.problem.count = count;
     c.logits = Tensor::Of(Random(seed).Normals(count * n * m, deviation));
     return c;
@@ -246,8 +239,7 @@ TEST_P(NormalizationTest, EveryDType) {
       for (int64_t n : {3, 4, 8, 21, 50}) {
         for (const NamedRecipe& recipe : {Recipes()[0], Recipes()[1], Recipes()[2]}) {
           Case c = Batch(3, n, n, recipe, 10, 1, 81);
-          c.name = absl::StrCat(c.name, " dtype ", static_cast<int>(dtype), " to ",
-                                static_cast<int>(output));
+          c.name = absl::StrCat(c.name, " dtype ", static_cast<int>(dtype), " to ", static_cast<int>(output));
           c.logits = Tensor::Of(c.logits.values(), dtype);
           c.row_marginals = Tensor::Of(Random(82).Uniforms(3 * n, 0.5, 2), dtype);
           c.output_dtype = output;
@@ -276,8 +268,7 @@ TEST_P(NormalizationTest, StopsAtTheTolerance) {
         EXPECT_LE(convergence.marginal_error_b, tolerance);
         // The certificate is true of the plan that came back ...
         const Vector plan = answer.plan.member(index, 6);
-        EXPECT_LE(oracle::DistanceL1(oracle::RowSums(plan, n, n), Vector(n, 1.0)),
-                  tolerance + 1e-6 * n);
+        EXPECT_LE(oracle::DistanceL1(oracle::RowSums(plan, n, n), Vector(n, 1.0)), tolerance + 1e-6 * n);
         // ... and the plan is the recipe's at the iteration it names.
         problem.iterations = convergence.iterations;
         const Vector expected = Normalize(problem);
@@ -327,14 +318,13 @@ class ExactTest : public NormalizationTest {
   }
 
   // log P - W of every 2 x 2 block of neighbours, where P is not too small to have digits.
-  static void CheckForm(const std::string& what, const Normalization& problem, const Vector& plan,
-                        bool strict) {
+  static void CheckForm(const std::string& what, const Normalization& problem, const Vector& plan, bool strict) {
     const double smallest = strict ? 1e-6 : 1e-12, scale = oracle::MaxAbs(problem.logits);
     Vector residual;
     for (int64_t i = 0; i + 1 < problem.n; ++i) {
       for (int64_t j = 0; j + 1 < problem.m; ++j) {
-        const int64_t corners[] = {i * problem.m + j, (i + 1) * problem.m + j + 1,
-                                   i * problem.m + j + 1, (i + 1) * problem.m + j};
+        const int64_t corners[] = {i * problem.m + j, (i + 1) * problem.m + j + 1, i * problem.m + j + 1,
+                                   (i + 1) * problem.m + j};
         double sum = 0, least = 1;
         for (int k = 0; k < 4; ++k) {
           const double logit = std::max(problem.logits[corners[k]], problem.recipe.logit_floor);
@@ -344,8 +334,7 @@ class ExactTest : public NormalizationTest {
         if (least > smallest) residual.push_back(sum);
       }
     }
-    ExpectClose(what, residual, Vector(residual.size(), 0.0),
-                strict ? 4e-5 + 4e-6 * scale : 1e-9 * (1 + scale));
+    ExpectClose(what, residual, Vector(residual.size(), 0.0), strict ? 4e-5 + 4e-6 * scale : 1e-9 * (1 + scale));
   }
 
   void CheckBothExact(Case c) {
@@ -375,8 +364,7 @@ TEST_P(ExactTest, EqualsTheOracle) {
     const Answer answer = SolveAlone(backend(), c);
     for (int64_t index = 0; index < 3; ++index) {
       const Vector expected = Normalize(MemberNormalization(c, index));
-      ExpectClose("exact P", answer.plan.member(index, 3), expected,
-                  precision == Precision::kDouble ? 1e-11 : 1e-5);
+      ExpectClose("exact P", answer.plan.member(index, 3), expected, precision == Precision::kDouble ? 1e-11 : 1e-5);
     }
   }
 }

@@ -16,8 +16,8 @@ using oracle::Transport;
 
 constexpr uint32_t kDenseOutputs =
     kPotentials | kPlan | kSums | kValueLinear | kGradientMasses | kGradientCost | kProducts;
-constexpr uint32_t kCloudOutputs = kPotentials | kPlan | kSums | kValueLinear | kGradientMasses |
-                                   kGradientPoints | kProjections | kProducts;
+constexpr uint32_t kCloudOutputs =
+    kPotentials | kPlan | kSums | kValueLinear | kGradientMasses | kGradientPoints | kProjections | kProducts;
 
 // `problem` with everything asked of it.
 Case Everything(const Transport& problem, const std::string& name, int iterations) {
@@ -49,16 +49,14 @@ TEST_P(OutputsTest, Balanced) {
   for (double epsilon : {0.01, 0.2, 5.0}) {
     for (int iterations : {1, 4, 30}) {
       const std::string name = absl::StrCat(" eps ", epsilon, " iterations ", iterations);
-      CheckBothPrecisions(
-          Everything(RandomClouds(23, 31, 3, epsilon, 3), "clouds" + name, iterations));
+      CheckBothPrecisions(Everything(RandomClouds(23, 31, 3, epsilon, 3), "clouds" + name, iterations));
       CheckBothPrecisions(Everything(RandomDense(31, 23, epsilon, 4), "dense" + name, iterations));
     }
   }
 }
 
 TEST_P(OutputsTest, Shapes) {
-  const int64_t shapes[][3] = {{1, 1, 1},   {1, 6, 2},   {6, 1, 2},  {17, 16, 64},
-                               {150, 4, 3}, {5, 140, 5}, {67, 70, 2}};
+  const int64_t shapes[][3] = {{1, 1, 1}, {1, 6, 2}, {6, 1, 2}, {17, 16, 64}, {150, 4, 3}, {5, 140, 5}, {67, 70, 2}};
   for (const auto& [n, m, dim] : shapes) {
     const std::string name = absl::StrCat(" ", n, " x ", m);
     CheckBothPrecisions(Everything(RandomClouds(n, m, dim, 0.1, 5), "clouds" + name, 3));
@@ -76,8 +74,7 @@ TEST_P(OutputsTest, Relaxed) {
       problem.b = Random(9).Masses(17, 1.5);
       problem.solver.rho_a = rho_a;
       problem.solver.rho_b = rho_b;
-      const std::string name =
-          absl::StrCat(dense ? "dense" : "clouds", " rho ", rho_a, ", ", rho_b);
+      const std::string name = absl::StrCat(dense ? "dense" : "clouds", " rho ", rho_a, ", ", rho_b);
       for (UpdateRule rule : {UpdateRule::kAlternating, UpdateRule::kSymmetric}) {
         problem.solver.update_rule = rule;
         CheckBothPrecisions(Everything(problem, name, 5));
@@ -111,10 +108,9 @@ TEST_P(OutputsTest, EveryDType) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     for (DType output : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
       for (bool dense : {false, true}) {
-        Case c = Everything(dense ? RandomDense(13, 19, 0.2, 12) : RandomClouds(13, 19, 3, 0.2, 13),
-                            absl::StrCat(dense ? "dense " : "clouds ", static_cast<int>(dtype),
-                                         " to ", static_cast<int>(output)),
-                            4);
+        Case c = Everything(
+            dense ? RandomDense(13, 19, 0.2, 12) : RandomClouds(13, 19, 3, 0.2, 13),
+            absl::StrCat(dense ? "dense " : "clouds ", static_cast<int>(dtype), " to ", static_cast<int>(output)), 4);
         for (Tensor Case::*input : {&Case::cost, &Case::x, &Case::y, &Case::v, &Case::u}) {
           if ((c.*input).present()) c.*input = Tensor::Of((c.*input).values(), dtype);
         }
@@ -190,19 +186,17 @@ class DebiasedTest : public OutputsTest {
     ExpectClose("debiased value", answer.value, {Divergence(problem, at, f_aa, g_bb)}, room);
     EXPECT_LE(answer.dual_bound[0], Value(problem, at) + 1e-13);
     ExpectClose("debiased plan", answer.plan.values(), Plan(problem, at), room);
-    ExpectClose("debiased gradient_x", answer.gradient_x.values(),
-                DivergenceGradientX(problem, at, f_aa), room);
-    ExpectClose("debiased gradient_y", answer.gradient_y.values(),
-                DivergenceGradientY(problem, at, g_bb), room);
+    ExpectClose("debiased gradient_x", answer.gradient_x.values(), DivergenceGradientX(problem, at, f_aa), room);
+    ExpectClose("debiased gradient_y", answer.gradient_y.values(), DivergenceGradientY(problem, at, g_bb), room);
     const auto free = [&](Vector values) {  // Balanced: up to a constant.
       const double mean = balanced ? oracle::Sum(values) / values.size() : 0;
       for (double& value : values) value -= mean;
       return values;
     };
-    ExpectClose("debiased gradient_a", free(answer.gradient_a.values()),
-                free(DivergenceGradientA(problem, at, f_aa)), room);
-    ExpectClose("debiased gradient_b", free(answer.gradient_b.values()),
-                free(DivergenceGradientB(problem, at, g_bb)), room);
+    ExpectClose("debiased gradient_a", free(answer.gradient_a.values()), free(DivergenceGradientA(problem, at, f_aa)),
+                room);
+    ExpectClose("debiased gradient_b", free(answer.gradient_b.values()), free(DivergenceGradientB(problem, at, g_bb)),
+                room);
   }
 };
 
@@ -244,8 +238,8 @@ TEST_P(DebiasedTest, OfItselfIsZero) {
     // Each of three values may be off by its potentials' errors.
     const double room = strict ? 4 * (1e-4 * 0.1 + 1e-6) : 4e-10;
     ExpectClose(strict ? "STRICT S(a, a)" : "DOUBLE S(a, a)", answer.value, {0}, room);
-    ExpectClose(strict ? "STRICT dS(a, a)/dx" : "DOUBLE dS(a, a)/dx", answer.gradient_x.values(),
-                Vector(60, 0.0), room / 0.1 / 20 * 4);
+    ExpectClose(strict ? "STRICT dS(a, a)/dx" : "DOUBLE dS(a, a)/dx", answer.gradient_x.values(), Vector(60, 0.0),
+                room / 0.1 / 20 * 4);
   }
 }
 

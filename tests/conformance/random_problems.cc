@@ -66,8 +66,8 @@ oracle::Transport RandomDense(int64_t n, int64_t m, double epsilon, uint64_t see
   return problem;
 }
 
-oracle::Normalization RandomLogits(int64_t n, int64_t m, const Recipe& recipe, int iterations,
-                                   double deviation, uint64_t seed) {
+oracle::Normalization RandomLogits(int64_t n, int64_t m, const Recipe& recipe, int iterations, double deviation,
+                                   uint64_t seed) {
   oracle::Normalization problem;
   problem.n = n;
   problem.m = m;

@@ -36,8 +36,8 @@ oracle::Transport RandomClouds(int64_t n, int64_t m, int64_t dim, double epsilon
 // Costs uniform in [0, 1], random masses.
 oracle::Transport RandomDense(int64_t n, int64_t m, double epsilon, uint64_t seed);
 // Normal logits.
-oracle::Normalization RandomLogits(int64_t n, int64_t m, const Recipe& recipe, int iterations,
-                                   double deviation, uint64_t seed);
+oracle::Normalization RandomLogits(int64_t n, int64_t m, const Recipe& recipe, int iterations, double deviation,
+                                   uint64_t seed);
 
 }  // namespace sinkhorn::conformance
 

@@ -38,8 +38,7 @@ uint16_t Encode16(double value, const Format16& format) {
   if (std::isnan(rounded)) return sign | exponent_ones << format.fraction_bits | 1;
   const double magnitude = std::abs(rounded);
   if (magnitude < std::ldexp(1.0, format.min_exponent)) {  // Subnormal or zero.
-    return sign |
-           static_cast<uint16_t>(std::ldexp(magnitude, format.fraction_bits - format.min_exponent));
+    return sign | static_cast<uint16_t>(std::ldexp(magnitude, format.fraction_bits - format.min_exponent));
   }
   const int exponent = std::ilogb(magnitude);
   const double fraction = std::ldexp(magnitude, format.fraction_bits - exponent);
@@ -52,13 +51,12 @@ double Decode16(uint16_t bits, const Format16& format) {
   const int exponent = (bits & 0x7fff) >> format.fraction_bits;
   double magnitude;
   if (exponent == format.max_exponent - format.min_exponent + 2) {
-    magnitude = fraction ? std::numeric_limits<double>::quiet_NaN()
-                         : std::numeric_limits<double>::infinity();
+    magnitude = fraction ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
   } else if (exponent == 0) {
     magnitude = std::ldexp(fraction, format.min_exponent - format.fraction_bits);
   } else {
-    magnitude = std::ldexp(fraction + (1 << format.fraction_bits),
-                           exponent - 1 + format.min_exponent - format.fraction_bits);
+    magnitude =
+        std::ldexp(fraction + (1 << format.fraction_bits), exponent - 1 + format.min_exponent - format.fraction_bits);
   }
   return bits & 0x8000 ? -magnitude : magnitude;
 }
@@ -164,9 +162,7 @@ Tensor Tensor::Unwritten(int64_t size, DType dtype) {
   return tensor;
 }
 
-int64_t Tensor::size() const {
-  return present() ? (bytes_.size() - kMisalignment) / SizeOf(dtype_) : 0;
-}
+int64_t Tensor::size() const { return present() ? (bytes_.size() - kMisalignment) / SizeOf(dtype_) : 0; }
 
 TensorView Tensor::view() const {
   if (!present()) return {};

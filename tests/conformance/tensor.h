@@ -43,9 +43,7 @@ class Tensor {
   // The same elements as a tensor of one member.
   Tensor MemberTensor(int64_t index, int64_t count) const;
 
-  friend bool operator==(const Tensor& p, const Tensor& q) {
-    return p.dtype_ == q.dtype_ && p.bytes_ == q.bytes_;
-  }
+  friend bool operator==(const Tensor& p, const Tensor& q) { return p.dtype_ == q.dtype_ && p.bytes_ == q.bytes_; }
 
  private:
   DType dtype_ = DType::kFloat32;

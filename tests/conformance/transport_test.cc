@@ -21,8 +21,7 @@ struct Shape {
 class TransportTest : public ConformanceTest {
  protected:
   // Both precisions against one run of the oracle.
-  void Check(const Transport& problem, int iterations, const std::string& name,
-             uint32_t wanted = kPotentials) {
+  void Check(const Transport& problem, int iterations, const std::string& name, uint32_t wanted = kPotentials) {
     Case c = CaseOf(problem, name);
     c.solver().max_iterations = iterations;
     c.wanted = wanted;
@@ -72,8 +71,7 @@ TEST_P(TransportTest, DenseShapes) {
 
 TEST_P(TransportTest, IterationCounts) {
   for (int iterations : {1, 2, 3, 50, 200}) {
-    CheckBothRules(RandomClouds(37, 41, 3, 0.05, iterations), iterations,
-                   absl::StrCat(iterations, " iterations"));
+    CheckBothRules(RandomClouds(37, 41, 3, 0.05, iterations), iterations, absl::StrCat(iterations, " iterations"));
     CheckBothRules(RandomDense(41, 37, 0.02, iterations), iterations,
                    absl::StrCat("dense, ", iterations, " iterations"));
   }
@@ -90,8 +88,7 @@ TEST_P(TransportTest, ManyIterationsAtSmallEpsilon) {
 TEST_P(TransportTest, Thousands) {
   for (double epsilon : {1e-3, 0.1}) {
     CheckBothRules(RandomClouds(1009, 997, 3, epsilon, 200), 4, absl::StrCat("d 3 eps ", epsilon));
-    CheckBothRules(RandomClouds(701, 1103, 64, epsilon, 201), 3,
-                   absl::StrCat("d 64 eps ", epsilon));
+    CheckBothRules(RandomClouds(701, 1103, 64, epsilon, 201), 3, absl::StrCat("d 64 eps ", epsilon));
     CheckBothRules(RandomDense(1009, 503, epsilon, 202), 4, absl::StrCat("dense eps ", epsilon));
   }
   CheckBothRules(RandomClouds(20011, 3, 2, 0.01, 203), 5, "n >> m");
@@ -118,14 +115,12 @@ TEST_P(TransportTest, Annealed) {
   for (double epsilon : {1e-3, 0.1, 10.0}) {
     for (double start : {0.0, 3.0 * epsilon}) {
       for (bool dense : {false, true}) {
-        Transport problem =
-            dense ? RandomDense(43, 37, epsilon, 230) : RandomClouds(43, 37, 3, epsilon, 231);
+        Transport problem = dense ? RandomDense(43, 37, epsilon, 230) : RandomClouds(43, 37, 3, epsilon, 231);
         problem.solver.epsilon_start = start;
         for (double decay : {0.25, 0.81}) {  // From 3 to 1e-3 in 6 and in 38 iterations.
           problem.solver.epsilon_decay = decay;
           CheckBothRules(problem, decay == 0.25 ? 12 : 42,
-                         absl::StrCat(dense ? "dense" : "clouds", " eps ", epsilon, " from ", start,
-                                      " decay ", decay));
+                         absl::StrCat(dense ? "dense" : "clouds", " eps ", epsilon, " from ", start, " decay ", decay));
         }
       }
     }
@@ -153,10 +148,8 @@ TEST_P(TransportTest, AnnealingCutShort) {
           const Answer answer = SolveAlone(backend(), c);
           const double room = PotentialTolerance(c, reference);
           const bool strict = precision == Precision::kStrict;
-          ExpectClose(strict ? "STRICT f, cut short" : "DOUBLE f, cut short", answer.f.values(),
-                      reference.f, room);
-          ExpectClose(strict ? "STRICT g, cut short" : "DOUBLE g, cut short", answer.g.values(),
-                      reference.g, room);
+          ExpectClose(strict ? "STRICT f, cut short" : "DOUBLE f, cut short", answer.f.values(), reference.f, room);
+          ExpectClose(strict ? "STRICT g, cut short" : "DOUBLE g, cut short", answer.g.values(), reference.g, room);
         }
       }
     }
@@ -165,13 +158,11 @@ TEST_P(TransportTest, AnnealingCutShort) {
 
 TEST_P(TransportTest, RelaxedMarginals) {
   const double infinity = std::numeric_limits<double>::infinity();
-  const double pairs[][2] = {{1, 1},          {0.05, 0.05}, {infinity, 0.5},
-                             {0.2, infinity}, {0.1, 5},     {1e4, 1e4}};
+  const double pairs[][2] = {{1, 1}, {0.05, 0.05}, {infinity, 0.5}, {0.2, infinity}, {0.1, 5}, {1e4, 1e4}};
   for (double epsilon : {1e-2, 0.1, 2.0}) {
     for (const auto& [rho_a, rho_b] : pairs) {
       for (bool dense : {false, true}) {
-        Transport problem =
-            dense ? RandomDense(31, 23, epsilon, 250) : RandomClouds(31, 23, 2, epsilon, 251);
+        Transport problem = dense ? RandomDense(31, 23, epsilon, 250) : RandomClouds(31, 23, 2, epsilon, 251);
         problem.b = Random(252).Masses(23, 1.75);
         problem.solver.rho_a = rho_a;
         problem.solver.rho_b = rho_b;
@@ -201,8 +192,7 @@ TEST_P(TransportTest, InitialPotentials) {
 TEST_P(TransportTest, ZeroMasses) {
   for (bool dense : {false, true}) {
     for (double rho : {std::numeric_limits<double>::infinity(), 0.5}) {
-      Transport problem =
-          dense ? RandomDense(31, 29, 0.02, 270) : RandomClouds(31, 29, 3, 0.02, 271);
+      Transport problem = dense ? RandomDense(31, 29, 0.02, 270) : RandomClouds(31, 29, 3, 0.02, 271);
       problem.a[3] += problem.a[0] + problem.a[30];
       problem.a[0] = problem.a[30] = 0;
       problem.b[5] += problem.b[1] + problem.b[2];
@@ -220,8 +210,7 @@ TEST_P(TransportTest, ZeroMasses) {
 TEST_P(TransportTest, TotalsOtherThanOne) {
   for (bool dense : {false, true}) {
     for (double total : {std::ldexp(1.0, -6), 16.0, 1024.0}) {
-      Transport problem =
-          dense ? RandomDense(17, 19, 0.05, 275) : RandomClouds(17, 19, 2, 0.05, 276);
+      Transport problem = dense ? RandomDense(17, 19, 0.05, 275) : RandomClouds(17, 19, 2, 0.05, 276);
       for (double& a : problem.a) a *= total;
       for (double& b : problem.b) b *= total;
       CheckBothRules(problem, 5, absl::StrCat(dense ? "dense" : "clouds", " total ", total));

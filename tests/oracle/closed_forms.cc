@@ -16,8 +16,7 @@ struct Matrix2 {
 };
 
 Matrix2 operator*(const Matrix2& p, const Matrix2& q) {
-  return {p.xx * q.xx + p.xy * q.yx, p.xx * q.xy + p.xy * q.yy, p.yx * q.xx + p.yy * q.yx,
-          p.yx * q.xy + p.yy * q.yy};
+  return {p.xx * q.xx + p.xy * q.yx, p.xx * q.xy + p.xy * q.yy, p.yx * q.xx + p.yy * q.yx, p.yx * q.xy + p.yy * q.yy};
 }
 Matrix2 Scaled(const Matrix2& p, double s) { return {s * p.xx, s * p.xy, s * p.yx, s * p.yy}; }
 Matrix2 PlusIdentity(const Matrix2& p, double s) { return {p.xx + s, p.xy, p.yx, p.yy + s}; }
@@ -34,8 +33,7 @@ Matrix2 CovarianceOf(const Gaussian& gaussian) {
 }
 
 // Grid points mean + A^(1/2) z, z on a square grid, with masses proportional to exp(-|z|^2 / 2).
-void GaussianOnGrid(const Gaussian& gaussian, int side, double extent, Vector* points,
-                    Vector* masses) {
+void GaussianOnGrid(const Gaussian& gaussian, int side, double extent, Vector* points, Vector* masses) {
   const Matrix2 root = SquareRoot(CovarianceOf(gaussian));
   for (int i = 0; i < side; ++i) {
     for (int j = 0; j < side; ++j) {
@@ -52,8 +50,7 @@ void GaussianOnGrid(const Gaussian& gaussian, int side, double extent, Vector* p
 }  // namespace
 
 double OnePointMass(double a, double b, double c, double epsilon, double rho_a, double rho_b) {
-  return std::exp(((epsilon + rho_a) * std::log(a) + (epsilon + rho_b) * std::log(b) - c) /
-                  (epsilon + rho_a + rho_b));
+  return std::exp(((epsilon + rho_a) * std::log(a) + (epsilon + rho_b) * std::log(b) - c) / (epsilon + rho_a + rho_b));
 }
 
 double OnePointValue(double a, double b, double c, double epsilon, double rho_a, double rho_b) {
@@ -125,8 +122,8 @@ Transport Product(const Transport& first, const Transport& second) {
   product.dim = first.dim + second.dim;
   product.kappa = first.kappa;
   product.solver = first.solver;
-  const auto combine = [](const Vector& p, int64_t p_count, int64_t p_dim, const Vector& q,
-                          int64_t q_count, int64_t q_dim, Vector* points) {
+  const auto combine = [](const Vector& p, int64_t p_count, int64_t p_dim, const Vector& q, int64_t q_count,
+                          int64_t q_dim, Vector* points) {
     for (int64_t i = 0; i < p_count; ++i) {
       for (int64_t j = 0; j < q_count; ++j) {
         points->insert(points->end(), &p[i * p_dim], &p[i * p_dim] + p_dim);
@@ -150,8 +147,8 @@ double GaussiansValue(const Gaussian& first, const Gaussian& second, double epsi
   const Matrix2 a = CovarianceOf(first), b = CovarianceOf(second), root = SquareRoot(a);
   const Matrix2 d = SquareRoot(PlusIdentity(Scaled(root * b * root, 4), s2 * s2));
   const double shift_x = first.mean[0] - second.mean[0], shift_y = first.mean[1] - second.mean[1];
-  return shift_x * shift_x + shift_y * shift_y + a.trace() + b.trace() - d.trace() +
-         dim * s2 * (1 - std::log(2 * s2)) + s2 * std::log(PlusIdentity(d, s2).determinant());
+  return shift_x * shift_x + shift_y * shift_y + a.trace() + b.trace() - d.trace() + dim * s2 * (1 - std::log(2 * s2)) +
+         s2 * std::log(PlusIdentity(d, s2).determinant());
 }
 
 Transport GaussiansOnGrids(const Gaussian& first, const Gaussian& second, int side, double extent) {
@@ -163,8 +160,7 @@ Transport GaussiansOnGrids(const Gaussian& first, const Gaussian& second, int si
   return problem;
 }
 
-double UnbalancedValueFromMass(double mass_a, double mass_b, double plan_mass, double rho,
-                               double epsilon) {
+double UnbalancedValueFromMass(double mass_a, double mass_b, double plan_mass, double rho, double epsilon) {
   return rho * (mass_a + mass_b) + epsilon * mass_a * mass_b - (2 * rho + epsilon) * plan_mass;
 }
 

@@ -51,8 +51,7 @@ Transport GaussiansOnGrids(const Gaussian& first, const Gaussian& second, int si
 
 // 10. The value of an unbalanced problem with the same rho on both sides, from the mass of its
 // optimal plan.
-double UnbalancedValueFromMass(double mass_a, double mass_b, double plan_mass, double rho,
-                               double epsilon);
+double UnbalancedValueFromMass(double mass_a, double mass_b, double plan_mass, double rho, double epsilon);
 
 // 11. Unregularised transport of uniform masses on the line, n = m: sort both.
 double SortedLineValue(Vector x, Vector y);

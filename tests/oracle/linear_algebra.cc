@@ -118,10 +118,9 @@ Vector SolvePseudoInverse(Vector matrix, const Vector& right, int64_t n, double 
   return solution;
 }
 
-void ParallelFor(int64_t count, int64_t cost_of_one,
-                 const std::function<void(int64_t, int64_t)>& body) {
-  const int64_t threads = std::min<int64_t>(std::max(1u, std::thread::hardware_concurrency()),
-                                            1 + count * cost_of_one / (1 << 16));
+void ParallelFor(int64_t count, int64_t cost_of_one, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t threads =
+      std::min<int64_t>(std::max(1u, std::thread::hardware_concurrency()), 1 + count * cost_of_one / (1 << 16));
   if (threads <= 1 || count <= 1) return body(0, count);
   std::vector<std::thread> pool;
   for (int64_t t = 0; t < threads; ++t) {

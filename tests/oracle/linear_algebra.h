@@ -29,8 +29,7 @@ Vector SolvePseudoInverse(Vector matrix, const Vector& right, int64_t n, double 
 
 // Runs body(begin, end) over [0, count) cut into one range per thread. Small counts stay on this
 // thread.
-void ParallelFor(int64_t count, int64_t cost_of_one,
-                 const std::function<void(int64_t, int64_t)>& body);
+void ParallelFor(int64_t count, int64_t cost_of_one, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace sinkhorn::oracle
 

@@ -113,8 +113,7 @@ Vector Divide(const Normalization& problem, bool rows, Vector matrix) {
 }
 
 // Reverse of Divide: turns the gradient in its result into the gradient in its argument `matrix`.
-void DivideBackward(const Normalization& problem, bool rows, const Vector& matrix,
-                    Vector* gradient) {
+void DivideBackward(const Normalization& problem, bool rows, const Vector& matrix, Vector* gradient) {
   for (int64_t index = 0; index < (rows ? problem.n : problem.m); ++index) {
     const Line line = LineOf(problem, rows, index);
     const double log_sum = LineLogSumExp(matrix, line);
@@ -166,8 +165,8 @@ Vector NormalizeExactly(const Normalization& problem) {
 }
 
 // alpha and beta to dW = (dR - alpha_i - beta_j) R.
-Vector ApplyMultipliers(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent,
-                        const Vector& alpha, const Vector& beta) {
+Vector ApplyMultipliers(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent, const Vector& alpha,
+                        const Vector& beta) {
   Vector gradient(n * m);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < m; ++j) {
@@ -186,8 +185,8 @@ Vector Product(const Vector& plan, const Vector& cotangent) {
 
 // Solves (diag(c) - R^T diag(r)^-1 R) beta = s_c - R^T diag(r)^-1 s_r on the vectors orthogonal to
 // the constant.
-Vector ReducedImplicitGradient(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent,
-                               const Vector& r, const Vector& c) {
+Vector ReducedImplicitGradient(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent, const Vector& r,
+                               const Vector& c) {
   const Vector product = Product(plan, cotangent);
   const Vector s_r = RowSums(product, n, m), s_c = ColumnSums(product, n, m);
   Vector matrix(m * m, 0.0), right = s_c;
@@ -273,8 +272,7 @@ Vector UnrolledGradient(const Normalization& problem, const Vector& cotangent) {
 }
 
 Vector ImplicitGradient(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent) {
-  return ReducedImplicitGradient(plan, n, m, cotangent, RowSums(plan, n, m),
-                                 ColumnSums(plan, n, m));
+  return ReducedImplicitGradient(plan, n, m, cotangent, RowSums(plan, n, m), ColumnSums(plan, n, m));
 }
 
 Vector ImplicitUnitGradient(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent) {
@@ -325,8 +323,7 @@ Vector ColumnSums(const Vector& matrix, int64_t n, int64_t m) {
   return sums;
 }
 
-Vector FiniteDifferences(const std::function<double(const Vector&)>& function, Vector point,
-                         double step) {
+Vector FiniteDifferences(const std::function<double(const Vector&)>& function, Vector point, double step) {
   Vector gradient(point.size());
   for (size_t k = 0; k < point.size(); ++k) {
     const double at = point[k];

@@ -50,8 +50,7 @@ Vector RowSums(const Vector& matrix, int64_t n, int64_t m);
 Vector ColumnSums(const Vector& matrix, int64_t n, int64_t m);
 
 // Central finite differences of `function` (a scalar) at `point`.
-Vector FiniteDifferences(const std::function<double(const Vector&)>& function, Vector point,
-                         double step);
+Vector FiniteDifferences(const std::function<double(const Vector&)>& function, Vector point, double step);
 
 }  // namespace sinkhorn::oracle
 

@@ -95,8 +95,7 @@ TEST(ClosedForms, TwoByTwo) {  // 2
   square.recipe = ExactRecipe();
   const Vector plan = Normalize(square);
   EXPECT_NEAR(plan[0], TwoByTwoDoublyStochastic11(square.logits), 1e-14);
-  EXPECT_NEAR(ImplicitGradient(plan, 2, 2, {1, 0, 0, 0})[0],
-              TwoByTwoDoublyStochasticSlope11(square.logits), 1e-14);
+  EXPECT_NEAR(ImplicitGradient(plan, 2, 2, {1, 0, 0, 0})[0], TwoByTwoDoublyStochasticSlope11(square.logits), 1e-14);
 }
 
 TEST(ClosedForms, SymmetricUnbalancedTwoByTwo) {  // 3
@@ -107,8 +106,7 @@ TEST(ClosedForms, SymmetricUnbalancedTwoByTwo) {  // 3
   problem = WithUniformMasses(problem);
   const Vector plan = Plan(problem, ConvergedOrFail(problem));
   ExpectAllNear(plan,
-                {kSymmetricUnbalancedP11, kSymmetricUnbalancedP12, kSymmetricUnbalancedP12,
-                 kSymmetricUnbalancedP11},
+                {kSymmetricUnbalancedP11, kSymmetricUnbalancedP12, kSymmetricUnbalancedP12, kSymmetricUnbalancedP11},
                 1e-10);
 }
 
@@ -180,8 +178,7 @@ TEST(ClosedForms, ProductsAdd) {  // 7
     for (double q : at_second.g) sum.g.push_back(p + q);
   }
   EXPECT_LT(MarginalErrorA(product, sum) + MarginalErrorB(product, sum), 1e-13);
-  EXPECT_NEAR(Value(product, ConvergedOrFail(product)),
-              Value(first, at_first) + Value(second, at_second), 1e-13);
+  EXPECT_NEAR(Value(product, ConvergedOrFail(product)), Value(first, at_first) + Value(second, at_second), 1e-13);
 }
 
 TEST(ClosedForms, Translation) {  // 8
@@ -501,8 +498,7 @@ TEST(Normalization, ImplicitModesMatchUnrolledAtConvergence) {
   problem.row_marginals = Uniform(5, 0.5, 2, 133);
   problem.column_marginals = problem.row_marginals;
   const Vector other = Normalize(problem);
-  ExpectAllNear(ImplicitGradient(other, 5, 5, cotangent), UnrolledGradient(problem, cotangent),
-                1e-13);
+  ExpectAllNear(ImplicitGradient(other, 5, 5, cotangent), UnrolledGradient(problem, cotangent), 1e-13);
 }
 
 TEST(Normalization, SurvivesHugeLogits) {

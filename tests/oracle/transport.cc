@@ -105,16 +105,14 @@ Potentials SafeguardedStep(const Transport& problem, const Potentials& from, dou
 }
 
 // Safeguarded steps until the error is at most `enough`, or no longer falls.
-Potentials Refine(const Transport& problem, Potentials at, double enough, int max_steps,
-                  double* error) {
+Potentials Refine(const Transport& problem, Potentials at, double enough, int max_steps, double* error) {
   double least = TotalError(problem, at);
   int without_progress = 0;
   for (int step = 0; step < max_steps && least > enough && without_progress < 4; ++step) {
     Potentials next = SafeguardedStep(problem, at, least);
     const double next_error = TotalError(problem, next);
     // Exponents as large as |f| / eps are known to 16 digits only.
-    const double rounding =
-        1e-12 + 1e-15 * (MaxAbs(next.f) + MaxAbs(next.g)) / problem.solver.epsilon;
+    const double rounding = 1e-12 + 1e-15 * (MaxAbs(next.f) + MaxAbs(next.g)) / problem.solver.epsilon;
     const bool is_rounding = next_error < rounding;
     without_progress = is_rounding && next_error >= 0.9 * least ? without_progress + 1 : 0;
     if (next_error < least || !is_rounding) at = std::move(next), least = next_error;
@@ -192,8 +190,7 @@ double DefaultEpsilonStart(const Transport& problem) {
 double EpsilonAt(const Transport& problem, int t) {
   const SolverOptions& solver = problem.solver;
   if (solver.epsilon_decay == 0) return solver.epsilon;
-  const double start =
-      solver.epsilon_start > 0 ? solver.epsilon_start : DefaultEpsilonStart(problem);
+  const double start = solver.epsilon_start > 0 ? solver.epsilon_start : DefaultEpsilonStart(problem);
   return std::max(solver.epsilon, start * std::pow(solver.epsilon_decay, t));
 }
 

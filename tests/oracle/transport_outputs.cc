@@ -77,8 +77,7 @@ double MarginalErrorB(const Transport& problem, const Potentials& at) {
 }
 
 double Value(const Transport& problem, const Potentials& at) {
-  return DualTerm(problem.a, at.f, problem.solver.rho_a) +
-         DualTerm(problem.b, at.g, problem.solver.rho_b) -
+  return DualTerm(problem.a, at.f, problem.solver.rho_a) + DualTerm(problem.b, at.g, problem.solver.rho_b) -
          problem.solver.epsilon * (Sum(PlanRowSums(problem, at)) - Sum(problem.a) * Sum(problem.b));
 }
 
@@ -137,8 +136,7 @@ double PrimalBound(const Transport& problem, const Potentials& at) {
       for (int64_t j = 0; j < m; ++j) {
         const double product = missing > 0 ? missing_a[i] * missing_b[j] / missing : 0.0;
         const double mass = shrunk(i, j) + product;
-        rows[i] +=
-            mass * problem.Cost(i, j) + eps * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
+        rows[i] += mass * problem.Cost(i, j) + eps * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
       }
     }
   });
@@ -154,8 +152,7 @@ double PrimalValue(const Transport& problem, const Vector& plan) {
       const double mass = plan[i * problem.m + j];
       row_sums[i] += mass;
       column_sums[j] += mass;
-      value += mass * problem.Cost(i, j) +
-               solver.epsilon * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
+      value += mass * problem.Cost(i, j) + solver.epsilon * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
     }
   }
   for (int64_t i = 0; i < problem.n && std::isfinite(solver.rho_a); ++i) {
@@ -167,8 +164,7 @@ double PrimalValue(const Transport& problem, const Vector& plan) {
   return value;
 }
 
-double Divergence(const Transport& problem, const Potentials& at, const Vector& f_aa,
-                  const Vector& g_bb) {
+double Divergence(const Transport& problem, const Potentials& at, const Vector& f_aa, const Vector& g_bb) {
   const double mass_difference = Sum(problem.a) - Sum(problem.b);
   return Value(problem, at) - Value(SelfProblemA(problem), {f_aa, f_aa}) / 2 -
          Value(SelfProblemB(problem), {g_bb, g_bb}) / 2 +
@@ -183,8 +179,7 @@ Vector GradientX(const Transport& problem, const Potentials& at) {
       for (int64_t j = 0; j < problem.m; ++j) {
         const double mass = PlanEntry(problem, at, i, j);
         for (int64_t k = 0; k < dim; ++k) {
-          gradient[i * dim + k] +=
-              2 * problem.kappa * mass * (problem.x[i * dim + k] - problem.y[j * dim + k]);
+          gradient[i * dim + k] += 2 * problem.kappa * mass * (problem.x[i * dim + k] - problem.y[j * dim + k]);
         }
       }
     }
@@ -192,9 +187,7 @@ Vector GradientX(const Transport& problem, const Potentials& at) {
   return gradient;
 }
 
-Vector GradientY(const Transport& problem, const Potentials& at) {
-  return GradientX(Swapped(problem), Exchanged(at));
-}
+Vector GradientY(const Transport& problem, const Potentials& at) { return GradientX(Swapped(problem), Exchanged(at)); }
 
 Vector GradientA(const Transport& problem, const Potentials& at) {
   const double rho = problem.solver.rho_a, mass_b = Sum(problem.b);
@@ -203,18 +196,15 @@ Vector GradientA(const Transport& problem, const Potentials& at) {
     double sum = 0;  // r_i / a_i, defined for a_i = 0 too.
     for (int64_t j = 0; j < problem.m; ++j) {
       if (problem.b[j] == 0) continue;
-      sum += problem.b[j] *
-             std::exp((at.f[i] + at.g[j] - problem.Cost(i, j)) / problem.solver.epsilon);
+      sum += problem.b[j] * std::exp((at.f[i] + at.g[j] - problem.Cost(i, j)) / problem.solver.epsilon);
     }
-    gradient[i] = (std::isinf(rho) ? at.f[i] : -rho * std::expm1(-at.f[i] / rho)) -
-                  problem.solver.epsilon * (sum - mass_b);
+    gradient[i] =
+        (std::isinf(rho) ? at.f[i] : -rho * std::expm1(-at.f[i] / rho)) - problem.solver.epsilon * (sum - mass_b);
   }
   return gradient;
 }
 
-Vector GradientB(const Transport& problem, const Potentials& at) {
-  return GradientA(Swapped(problem), Exchanged(at));
-}
+Vector GradientB(const Transport& problem, const Potentials& at) { return GradientA(Swapped(problem), Exchanged(at)); }
 
 Vector DivergenceGradientX(const Transport& problem, const Potentials& at, const Vector& f_aa) {
   Vector gradient = GradientX(problem, at);
@@ -252,8 +242,7 @@ Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v
   return product;
 }
 
-Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u,
-                          int64_t columns) {
+Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u, int64_t columns) {
   return PlanTimes(Swapped(problem), Exchanged(at), u, columns);
 }
 

@@ -32,8 +32,7 @@ double PrimalBound(const Transport& problem, const Potentials& at);
 double PrimalValue(const Transport& problem, const Vector& plan);
 // OT(a,b) - OT(a,a)/2 - OT(b,b)/2 + eps/2 (mass a - mass b)^2 at given potentials of all three
 // problems.
-double Divergence(const Transport& problem, const Potentials& at, const Vector& f_aa,
-                  const Vector& g_bb);
+double Divergence(const Transport& problem, const Potentials& at, const Vector& f_aa, const Vector& g_bb);
 
 // Derivatives of Value in its inputs at fixed potentials. [n, dim], [m, dim], [n], [m]. That in C
 // is the plan.
@@ -51,8 +50,7 @@ Vector DivergenceGradientB(const Transport& problem, const Potentials& at, const
 
 // P V [n, columns] for V [m, columns]; P^T U [m, columns] for U [n, columns].
 Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns);
-Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u,
-                          int64_t columns);
+Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u, int64_t columns);
 // Barycentric projections sum_j P_ij y_j / sum_j P_ij; rows of no mass get 0.
 Vector ProjectionX(const Transport& problem, const Potentials& at);
 Vector ProjectionY(const Transport& problem, const Potentials& at);
