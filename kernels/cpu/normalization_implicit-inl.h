@@ -338,17 +338,17 @@ class ImplicitSolver final : public MatrixSolver {
         const V start = hn::Mul(marginal, Exp(d, hn::Add(raised, log_scale)));
         factor = hn::Div(one, hn::Add(one, hn::Div(offset, start)));
       }
-      factor = hn::IfThenElseZero(hn::Gt(x, floor), factor);
       const V g = layout_.KeepColumns(jv, hn::Mul(factor, hn::Load(d, gradient + jv * kLanes)));
       hn::Store(g, d, gradient + jv * kLanes);
       total = hn::Add(total, g);
     }
-    if (!spec_.softmax()) return;
-    total = layout_.Reduce(total);
+    // Raised logits take part in the softmax, but theirs is no derivative.
+    total = spec_.softmax() ? layout_.Reduce(total) : hn::Zero(d);
     for (int64_t jv = 0; jv < layout_.vectors(); ++jv) {
       const V x = hn::Load(d, logits + jv * kLanes);
-      const V softmax = hn::IfThenElseZero(hn::Gt(x, floor), Exp(d, hn::Add(x, log_scale)));
-      hn::Store(hn::NegMulAdd(softmax, total, hn::Load(d, gradient + jv * kLanes)), d, gradient + jv * kLanes);
+      V g = hn::Load(d, gradient + jv * kLanes);
+      if (spec_.softmax()) g = hn::NegMulAdd(Exp(d, hn::Add(hn::Max(x, floor), log_scale)), total, g);
+      hn::Store(hn::IfThenElseZero(hn::Gt(x, floor), g), d, gradient + jv * kLanes);
     }
   }
   V RowLogSum(const T* logits, V floor) const {

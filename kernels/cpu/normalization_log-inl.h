@@ -65,7 +65,9 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
         const V a = recipe.offset > 0 ? LogAddExp(d, start, log_offset) : start;
         hn::Store(layout.ReplacePads(jv, a, lowest), d, logarithms + jv * kLanes);
         if (this->factor_ == nullptr) continue;
-        const V factor = hn::IfThenElseZero(hn::Gt(x, floor), Exp(d, hn::Sub(start, a)));
+        // Raised logits have no derivative, but a softmax's derivative needs their share: its sign tells them apart.
+        const V share = Exp(d, hn::Sub(start, a)), raised = this->spec_.softmax() ? hn::Neg(share) : hn::Zero(d);
+        const V factor = hn::IfThenElse(hn::Gt(x, floor), share, raised);
         hn::Store(layout.KeepColumns(jv, factor), d, this->factor_ + i * layout.stride() + jv * kLanes);
       }
       layout.StoreRow(hn::Zero(d), this->U(0), i);
@@ -312,15 +314,17 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
 
   void GradientRows(int64_t, int64_t) {}  // bar A is complete.
 
-  // gradient_ij -= softmax_ij * total, softmax = factor e^A / r.
+  // gradient_ij -= softmax_ij * total, softmax = |factor| e^A / r; 0 where the factor is negative (StartRows).
   void SoftmaxBackward(int64_t i, V total) {
     const D d;
     const Layout& layout = this->layout_;
     const V scale = hn::Mul(total, layout.LoadRow(this->marginals_.row_inverse, i));
     for (int64_t k = 0; k < layout.stride(); k += kLanes) {
       const int64_t at = i * layout.stride() + k;
-      const V softmax = hn::Mul(Exp(d, hn::Load(d, this->matrix_ + at)), hn::Load(d, this->factor_ + at));
-      hn::Store(hn::NegMulAdd(softmax, scale, hn::Load(d, this->cotangent_ + at)), d, this->cotangent_ + at);
+      const V factor = hn::Load(d, this->factor_ + at);
+      const V softmax = hn::Mul(Exp(d, hn::Load(d, this->matrix_ + at)), hn::Abs(factor));
+      const V gradient = hn::NegMulAdd(softmax, scale, hn::Load(d, this->cotangent_ + at));
+      hn::Store(hn::IfThenZeroElse(hn::Lt(factor, hn::Zero(d)), gradient), d, this->cotangent_ + at);
     }
   }
 };

@@ -488,7 +488,7 @@ class ForwardSolver : public MatrixSolver {
       V total = hn::Zero(d);
       for (int64_t k = 0; k < layout_.stride(); k += kLanes) {
         V g = hn::Load(d, gradient + k);
-        if (factor != nullptr) g = hn::Mul(g, hn::Load(d, factor + k));
+        if (factor != nullptr) g = hn::Mul(g, hn::Abs(hn::Load(d, factor + k)));
         hn::Store(g, d, gradient + k);
         total = hn::Add(total, g);
         infinite = hn::MulAdd(g, hn::Zero(d), infinite);

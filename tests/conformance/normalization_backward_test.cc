@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/conformance/backends.h"
 #include "tests/conformance/check.h"
+#include "tests/conformance/check_normalization.h"
 #include "tests/conformance/random_problems.h"
 
 namespace sinkhorn::conformance {
@@ -34,9 +35,12 @@ std::vector<NamedRecipe> Recipes() {
   floored.guard = Guard::kAdd;
   floored.guard_value = 0.0625;
   floored.logit_floor = -0.75;
+  Recipe softmax_floored = softmax;
+  softmax_floored.logit_floor = -0.5;
   return {{"LOG_ROW_COLUMN", LogRowColumnRecipe()}, {"EXP_COLUMN_ROW", ExpColumnRowRecipe()},
           {"DEEPSEEK", DeepSeekRecipe()},           {"guard by maximum", guarded},
-          {"softmax, offset, guard", softmax},      {"floor, offset, guard, columns first", floored}};
+          {"softmax, offset, guard", softmax},      {"floor, offset, guard, columns first", floored},
+          {"softmax, floor", softmax_floored}};
 }
 
 class BackwardTest : public ConformanceTest {
@@ -53,41 +57,13 @@ class BackwardTest : public ConformanceTest {
     return c;
   }
 
-  // Each member against the oracle's unrolled gradient: 1e-5 (DOUBLE 1e-9) of the member's largest
-  // entry.
   void CheckAgainstUnrolled(const Case& c, const std::string& what) {
     SCOPED_TRACE(c.name);
     const Answer answer = SolveAlone(backend(), c);
     if (!answer.status.ok()) return;
-    const int64_t bin = c.dustbin_score.present() ? 1 : 0, count = c.problem.count;
-    const int64_t n = c.problem.n, m = c.problem.m;
-    for (int64_t index = 0; index < count; ++index) {
-      const Vector cotangent = c.cotangent.member(index, count);
-      const Vector gradient = UnrolledGradient(MemberNormalization(c, index), cotangent);
-      Vector terms = Normalize(MemberNormalization(c, index));
-      for (size_t k = 0; k < terms.size(); ++k) terms[k] *= cotangent[k];
-      Vector logits(n * m);
-      double score = 0;
-      for (int64_t k = 0; k < (n + bin) * (m + bin); ++k) {
-        const int64_t i = k / (m + bin), j = k % (m + bin);
-        (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
-      }
-      const double room = Room(c, oracle::MaxAbs(gradient), oracle::MaxAbs(terms));
-      ExpectClose(what, answer.gradient_logits.member(index, count), logits, room);
-      if (bin) {
-        ExpectClose(what + ", dustbin", answer.gradient_dustbin_score.member(index, count), {score},
-                    room * (n + m + 1));
-      }
+    for (int64_t index = 0; index < c.problem.count; ++index) {
+      ExpectMatchesUnrolled(what, MemberCase(c, index), MemberAnswer(answer, index, c.problem.count));
     }
-  }
-
-  // 1e-5 (DOUBLE 1e-9) of the largest entry. A derivative that cancels, such as that of a matrix
-  // whose P cannot change, is known to a few roundings of what it cancels from, dP * P.
-  static double Room(const Case& c, double largest, double terms) {
-    const bool strict = c.solver().precision != Precision::kDouble;
-    const double working = UnitRoundoff(strict ? DType::kFloat32 : DType::kFloat64);
-    return ((strict ? 1e-5 : 1e-9) + UnitRoundoff(c.output_dtype)) * largest + 8 * working * terms +
-           SmallestPositive(c.output_dtype) + (strict ? 1e-30 : 1e-290);  // Near underflow.
   }
 
   void CheckBothPrecisions(Case c, const std::string& what) {
@@ -165,7 +141,7 @@ TEST_P(BackwardTest, UnrolledAtATolerance) {
       EXPECT_LT(problem.iterations, 500);
       const Vector expected = UnrolledGradient(problem, c.cotangent.member(index, 6));
       ExpectClose("STRICT unrolled, tolerance", answer.gradient_logits.member(index, 6), expected,
-                  Room(c, oracle::MaxAbs(expected), 1));
+                  GradientRoom(c, oracle::MaxAbs(expected), 1));
     }
   }
 }
@@ -222,15 +198,19 @@ TEST_P(BackwardTest, ImplicitWithMarginalsAtConvergence) {
 
 // From P on to the logits there may be an offset, a softmax and a floor.
 TEST_P(BackwardTest, ImplicitThroughTheStart) {
-  Recipe offset, softmax, floored;
+  Recipe offset, softmax, floored, softmax_floored;
   offset.offset = 0.25;
   softmax.start = Start::kRowSoftmax;
   softmax.offset = 0.125;
   floored.offset = 0.0625;
   floored.order = Order::kColumnRow;
   floored.logit_floor = -0.5;
-  for (const NamedRecipe& recipe :
-       {NamedRecipe{"offset", offset}, {"softmax, offset", softmax}, {"floor, offset", floored}}) {
+  softmax_floored.start = Start::kRowSoftmax;
+  softmax_floored.logit_floor = -0.25;
+  for (const NamedRecipe& recipe : {NamedRecipe{"offset", offset},
+                                    {"softmax, offset", softmax},
+                                    {"floor, offset", floored},
+                                    {"softmax, floor", softmax_floored}}) {
     for (int64_t n : {2, 4, 8, 20, 35}) {
       CheckBothPrecisions(Batch(4, n, n, recipe, 400, 1, BackwardMode::kImplicit, 126),
                           absl::StrCat("implicit through ", recipe.name));
@@ -251,7 +231,7 @@ TEST_P(BackwardTest, ImplicitOfExact) {
         sweeps.iterations = 1000;
         const Vector expected = UnrolledGradient(sweeps, c.cotangent.member(index, 3));
         ExpectClose("implicit of EXACT", answer.gradient_logits.member(index, 3), expected,
-                    Room(c, oracle::MaxAbs(expected), 1));
+                    GradientRoom(c, oracle::MaxAbs(expected), 1));
       }
     }
   }
@@ -281,7 +261,7 @@ TEST_P(BackwardTest, ImplicitFromPlanAlone) {
         const Answer answer = SolveAlone(backend(), c);
         if (!answer.status.ok()) continue;
         ExpectClose("implicit from P", answer.gradient_logits.values(), expected,
-                    Room(c, oracle::MaxAbs(expected), oracle::MaxAbs(oracle::RowSums(plan, n, m))));
+                    GradientRoom(c, oracle::MaxAbs(expected), oracle::MaxAbs(oracle::RowSums(plan, n, m))));
         ExpectClose("sums from P", answer.row_sums.values(), oracle::RowSums(plan, n, m), 1e-6 * m);
         EXPECT_EQ(answer.convergence[0].iterations, 0);
         EXPECT_EQ(answer.convergence[0].stop_reason, StopReason::kNotIterated);
@@ -305,7 +285,7 @@ TEST_P(BackwardTest, ImplicitModesFromPlanAlone) {
     for (BackwardMode mode : kImplicitModes) {
       c.problem.normalization.backward = mode;
       ExpectClose("DOUBLE modes from P", SolveAlone(backend(), c).gradient_logits.values(), expected,
-                  Room(c, oracle::MaxAbs(expected), 1));
+                  GradientRoom(c, oracle::MaxAbs(expected), 1));
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/conformance/backends.h"
 #include "tests/conformance/check.h"
+#include "tests/conformance/check_normalization.h"
 #include "tests/conformance/random_problems.h"
 
 namespace sinkhorn::conformance {
@@ -47,50 +48,14 @@ std::vector<NamedRecipe> Recipes() {
   };
 }
 
-// Entries of P: in STRICT what float32 makes of exponents as large as the logits, in DOUBLE 1e-9,
-// relatively. Entries below 1e-10 of the marginals may be lost to underflow in STRICT.
-Vector PlanRoom(const Case& c, const Normalization& problem, const Vector& plan) {
-  double largest = 0;
-  for (double logit : problem.logits) {
-    largest = std::max(largest, std::abs(std::max(logit, problem.recipe.logit_floor)));
-  }
-  const bool strict = c.solver().precision != Precision::kDouble;
-  const double relative = strict ? 1e-5 + 1e-6 * largest : 1e-9;
-  Vector room(plan.size());
-  for (size_t k = 0; k < plan.size(); ++k) {
-    room[k] = (relative + UnitRoundoff(c.output_dtype)) * plan[k] + (strict ? 1e-10 : 1e-18) +
-              SmallestPositive(c.output_dtype);
-  }
-  return room;
-}
-
 class NormalizationTest : public ConformanceTest {
  protected:
-  // P, its sums and the marginal errors of every member.
   void CheckForward(const Case& c) {
     SCOPED_TRACE(c.name);
     const Answer answer = SolveAlone(backend(), c);
     if (!answer.status.ok()) return;
-    const std::string prefix = LabelPrefix(c);
     for (int64_t index = 0; index < c.problem.count; ++index) {
-      const Normalization problem = MemberNormalization(c, index);
-      const Answer member = MemberAnswer(answer, index, c.problem.count);
-      const Vector plan = Normalize(problem), room = PlanRoom(c, problem, plan);
-      const auto rows = [&](const Vector& v) { return oracle::RowSums(v, problem.n, problem.m); };
-      const auto columns = [&](const Vector& v) { return oracle::ColumnSums(v, problem.n, problem.m); };
-      ExpectClose(prefix + "P", member.plan.values(), plan, room);
-      ExpectClose(prefix + "row sums", member.row_sums.values(), rows(plan), rows(room));
-      ExpectClose(prefix + "column sums", member.column_sums.values(), columns(plan), columns(room));
-      const Convergence& convergence = member.convergence[0];
-      // Sums of as many terms as there are rows and columns, each rounded.
-      const double total =
-          oracle::Sum(room) + (c.solver().precision == Precision::kDouble ? 1e-14 : 1e-6) *
-                                  (oracle::Sum(RowMarginals(problem)) + oracle::Sum(ColumnMarginals(problem)));
-      ExpectClose(prefix + "marginal errors", {convergence.marginal_error_a, convergence.marginal_error_b},
-                  {oracle::DistanceL1(rows(plan), RowMarginals(problem)),
-                   oracle::DistanceL1(columns(plan), ColumnMarginals(problem))},
-                  total);
-      EXPECT_EQ(convergence.iterations, c.solver().max_iterations);
+      ExpectMatchesRecipe(MemberCase(c, index), MemberAnswer(answer, index, c.problem.count));
     }
   }
 

@@ -402,7 +402,9 @@ std::vector<Recipe> Recipes() {
   custom.logit_floor = -0.5;
   Recipe guarded = ExpColumnRowRecipe();
   guarded.guard_value = 3;  // Bites on some rows.
-  return {LogRowColumnRecipe(), ExpColumnRowRecipe(), DeepSeekRecipe(), custom, guarded};
+  Recipe softmax_floored = DeepSeekRecipe();
+  softmax_floored.logit_floor = -0.5;
+  return {LogRowColumnRecipe(), ExpColumnRowRecipe(), DeepSeekRecipe(), custom, guarded, softmax_floored};
 }
 
 Normalization RandomLogits(int64_t n, int64_t m, double scale, unsigned seed) {

@@ -1,0 +1,89 @@
+#include "tests/conformance/check_normalization.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "gtest/gtest.h"
+#include "tests/conformance/check.h"
+
+namespace sinkhorn::conformance {
+
+using oracle::MaxAbs;
+using oracle::Normalization;
+using oracle::Sum;
+
+namespace {
+
+double LargestLogit(const Normalization& problem) {
+  double largest = 0;
+  for (double logit : problem.logits) {
+    largest = std::max(largest, std::abs(std::max(logit, problem.recipe.logit_floor)));
+  }
+  return largest;
+}
+
+}  // namespace
+
+Vector PlanRoom(const Case& the_case, const Normalization& problem, const Vector& plan) {
+  const bool strict = the_case.solver().precision != Precision::kDouble;
+  const double relative = strict ? 1e-5 + 1e-6 * LargestLogit(problem) : 1e-9;
+  const DType dtype = the_case.output_dtype;
+  Vector room(plan.size());
+  for (size_t k = 0; k < plan.size(); ++k) {
+    room[k] = (relative + UnitRoundoff(dtype)) * plan[k] + (strict ? 1e-10 : 1e-18) + SmallestPositive(dtype);
+  }
+  return room;
+}
+
+double GradientRoom(const Case& the_case, double largest, double cancelled) {
+  const bool strict = the_case.solver().precision != Precision::kDouble;
+  const double working = UnitRoundoff(strict ? DType::kFloat32 : DType::kFloat64);
+  const DType dtype = the_case.output_dtype;
+  return ((strict ? 1e-5 : 1e-9) + UnitRoundoff(dtype)) * largest + 8 * working * cancelled + SmallestPositive(dtype) +
+         (strict ? 1e-30 : 1e-290);  // Near underflow.
+}
+
+void ExpectMatchesRecipe(const Case& member_case, const Answer& member) {
+  const Normalization problem = MemberNormalization(member_case);
+  const Vector plan = Normalize(problem), room = PlanRoom(member_case, problem, plan);
+  const Vector row_marginals = RowMarginals(problem), column_marginals = ColumnMarginals(problem);
+  const auto rows = [&](const Vector& v) { return oracle::RowSums(v, problem.n, problem.m); };
+  const auto columns = [&](const Vector& v) { return oracle::ColumnSums(v, problem.n, problem.m); };
+  const std::string prefix = LabelPrefix(member_case);
+  ExpectClose(prefix + "P", member.plan.values(), plan, room);
+  ExpectClose(prefix + "row sums", member.row_sums.values(), rows(plan), rows(room));
+  ExpectClose(prefix + "column sums", member.column_sums.values(), columns(plan), columns(room));
+  const Convergence& convergence = member.convergence[0];
+  // Sums of as many terms as there are rows and columns, each rounded.
+  const double rounding = member_case.solver().precision == Precision::kDouble ? 1e-14 : 1e-6;
+  ExpectClose(prefix + "marginal errors", {convergence.marginal_error_a, convergence.marginal_error_b},
+              {oracle::DistanceL1(rows(plan), row_marginals), oracle::DistanceL1(columns(plan), column_marginals)},
+              Sum(room) + rounding * (Sum(row_marginals) + Sum(column_marginals)));
+  EXPECT_EQ(convergence.iterations, member_case.solver().max_iterations);
+}
+
+void ExpectMatchesUnrolled(const std::string& what, const Case& member_case, const Answer& member) {
+  const Normalization problem = MemberNormalization(member_case);
+  const Vector cotangent = member_case.cotangent.values();
+  const Vector gradient = UnrolledGradient(problem, cotangent);
+  // What cancels: sums over lines of |dP * P|, with P's own rounding where logits are large.
+  Vector terms = Normalize(problem);
+  for (size_t k = 0; k < terms.size(); ++k) terms[k] = std::abs(terms[k] * cotangent[k]);
+  const double line = std::max(MaxAbs(oracle::RowSums(terms, problem.n, problem.m)),
+                               MaxAbs(oracle::ColumnSums(terms, problem.n, problem.m)));
+  const double cancelled = line * (1 + LargestLogit(problem) / 8);
+  // The dustbin's row and column all share its score.
+  const int64_t n = member_case.problem.n, m = member_case.problem.m;
+  Vector logits(n * m);
+  double score = 0;
+  for (int64_t k = 0; k < problem.n * problem.m; ++k) {
+    const int64_t i = k / problem.m, j = k % problem.m;
+    (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
+  }
+  const double room = GradientRoom(member_case, MaxAbs(gradient), cancelled);
+  ExpectClose(what, member.gradient_logits.values(), logits, room);
+  if (!member_case.dustbin_score.present()) return;
+  ExpectClose(what + ", dustbin", member.gradient_dustbin_score.values(), {score}, room * (n + m + 1));
+}
+
+}  // namespace sinkhorn::conformance

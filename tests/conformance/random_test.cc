@@ -1,0 +1,168 @@
+// Random problems from all over the contract's range, against the oracle: what the listed cases have not thought of.
+// The seed of a failing one is in its name; --rounds asks for more of them.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "tests/conformance/backends.h"
+#include "tests/conformance/check.h"
+#include "tests/conformance/check_normalization.h"
+#include "tests/conformance/random_problems.h"
+
+ABSL_FLAG(int, rounds, 150, "Random problems of each kind.");
+ABSL_FLAG(int, first_seed, 1, "Seed of the first one.");
+
+namespace sinkhorn::conformance {
+namespace {
+
+using oracle::Transport;
+
+double LogUniform(Random* random, double low, double high) {
+  return std::exp(random->Uniform(std::log(low), std::log(high)));
+}
+
+DType AnyDType(Random* random) {
+  return random->Chance(0.5) ? DType::kFloat32 : static_cast<DType>(random->Integer(0, 3));
+}
+
+int64_t AnySize(Random* random, int64_t largest) {
+  return random->Chance(0.1) ? 1 : std::lround(LogUniform(random, 1, largest));
+}
+
+// Balanced or relaxed sides; masses with zeros, other totals, or none given.
+void AnyMasses(Random* random, Transport* problem) {
+  if (random->Chance(0.3)) {
+    problem->solver.rho_a = LogUniform(random, 0.05, 50) * std::max(1.0, problem->solver.epsilon);
+  }
+  if (random->Chance(0.3)) {
+    problem->solver.rho_b = LogUniform(random, 0.05, 50) * std::max(1.0, problem->solver.epsilon);
+  }
+  const bool balanced = std::isinf(problem->solver.rho_a) && std::isinf(problem->solver.rho_b);
+  if (random->Chance(0.3)) {
+    problem->a.clear();
+    problem->b.clear();
+    return;
+  }
+  const double total = random->Chance(0.7) ? 1 : std::ldexp(1.0, random->Integer(-4, 6));
+  problem->a = random->Masses(problem->n, total);
+  problem->b = random->Masses(problem->m, balanced ? total : total * random->Integer(1, 3));
+  for (Vector* masses : {&problem->a, &problem->b}) {
+    for (size_t k = 1; k < masses->size(); ++k) {
+      if (!random->Chance(0.05)) continue;
+      (*masses)[0] += (*masses)[k];
+      (*masses)[k] = 0;
+    }
+  }
+}
+
+// Points scaled, moved, and in clusters.
+void AnyPlaces(Random* random, Transport* problem) {
+  const double scale = LogUniform(random, 0.1, 3);
+  const double offset = random->Chance(0.3) ? random->Uniform(-1000, 1000) : 0;
+  const double apart = random->Chance(0.2) ? random->Uniform(-30, 30) : 0;
+  for (double& x : problem->x) x = static_cast<float>(x * scale + offset);
+  for (double& y : problem->y) y = static_cast<float>(y * scale + offset + apart);
+  for (double& cost : problem->cost) cost = static_cast<float>(cost * scale * scale + offset / 100);
+}
+
+Case AnyTransport(uint64_t seed) {
+  Random random(seed);
+  const int64_t n = AnySize(&random, 90), m = AnySize(&random, 90), dim = AnySize(&random, 130);
+  const double epsilon = LogUniform(&random, 1e-3, 10);
+  const bool dense = random.Chance(0.4);
+  Transport problem = dense ? RandomDense(n, m, epsilon, seed) : RandomClouds(n, m, dim, epsilon, seed);
+  AnyMasses(&random, &problem);
+  AnyPlaces(&random, &problem);
+  if (random.Chance(0.5)) problem.kappa = 0.5;
+  if (random.Chance(0.4)) problem.solver.update_rule = UpdateRule::kSymmetric;
+  if (random.Chance(0.2)) {
+    problem.solver.epsilon_decay = random.Uniform(0.1, 0.5);  // At epsilon after 40 iterations.
+    if (random.Chance(0.5)) problem.solver.epsilon_start = epsilon * random.Uniform(1, 20);
+  }
+  if (random.Chance(0.2)) {
+    problem.initial_f = random.Uniforms(n, -epsilon, epsilon);
+    problem.initial_g = random.Uniforms(m, -epsilon, epsilon);
+  }
+  Case c = CaseOf(problem, absl::StrCat("seed ", seed, ": ", dense ? "dense " : "clouds ", n, " x ", m, " d ", dim,
+                                        " eps ", epsilon));
+  const bool anneals = problem.solver.epsilon_decay > 0;
+  c.solver().max_iterations = anneals ? random.Integer(40, 60) : std::lround(LogUniform(&random, 1, 60));
+  if (random.Chance(0.3)) c.solver().precision = Precision::kDouble;
+  const bool balanced = std::isinf(problem.solver.rho_a) && std::isinf(problem.solver.rho_b);
+  c.wanted = random.Integer(0, 2 * kProducts - 1);
+  if (dense) c.wanted &= ~(kGradientPoints | kProjections);
+  if (!dense) c.wanted &= ~kGradientCost;
+  if (!balanced) c.wanted &= ~kPrimalBound;
+  c.problem.transport.v_columns = random.Integer(1, 9);
+  c.problem.transport.u_columns = random.Integer(1, 9);
+  c.v = Tensor::Of(random.Normals(m * c.problem.transport.v_columns, 1), AnyDType(&random));
+  c.u = Tensor::Of(random.Normals(n * c.problem.transport.u_columns, 1), AnyDType(&random));
+  if (random.Chance(0.3)) c.output_dtype = DType::kFloat32;
+  return c;
+}
+
+class RandomTest : public ConformanceTest {};
+
+TEST_P(RandomTest, TransportIterates) {
+  const int first = absl::GetFlag(FLAGS_first_seed), rounds = absl::GetFlag(FLAGS_rounds);
+  for (int seed = first; seed < first + rounds; ++seed) CheckIterates(backend(), AnyTransport(seed));
+}
+
+// ---- Normalisation --------------------------------------------------------------------------
+
+Recipe AnyRecipe(Random* random) {
+  const Recipe named[] = {LogRowColumnRecipe(), ExpColumnRowRecipe(), DeepSeekRecipe()};
+  if (random->Chance(0.5)) return named[random->Integer(0, 2)];
+  Recipe recipe;
+  if (random->Chance(0.3)) recipe.start = Start::kRowSoftmax;
+  if (random->Chance(0.5)) recipe.offset = LogUniform(random, 1e-8, 1);
+  if (recipe.start == Start::kExp && random->Chance(0.5)) recipe.order = Order::kColumnRow;
+  recipe.guard = static_cast<Guard>(random->Integer(0, 2));
+  if (recipe.guard != Guard::kNone) recipe.guard_value = LogUniform(random, 1e-10, 1);
+  if (random->Chance(0.3)) recipe.logit_floor = random->Uniform(-5, 0);
+  return recipe;
+}
+
+Case AnyNormalization(uint64_t seed) {
+  Random random(seed);
+  const int64_t n = AnySize(&random, 70), m = random.Chance(0.4) ? n : AnySize(&random, 70);
+  const int iterations = std::lround(LogUniform(&random, 1, 40));
+  const double deviation = LogUniform(&random, 0.1, random.Chance(0.2) ? 300 : 5);
+  Case c = CaseOf(RandomLogits(n, m, AnyRecipe(&random), iterations, deviation, seed),
+                  absl::StrCat("seed ", seed, ": ", n, " x ", m, " deviation ", deviation));
+  c.problem.count = AnySize(&random, 40);
+  c.logits = Tensor::Of(random.Normals(c.problem.count * n * m, deviation), AnyDType(&random));
+  if (random.Chance(0.3)) c.row_marginals = Tensor::Shared(random.Uniforms(n, 0.125, 4));
+  if (random.Chance(0.3)) c.column_marginals = Tensor::Of(random.Uniforms(c.problem.count * m, 0.125, 4));
+  const int64_t bin = random.Chance(0.2) ? 1 : 0;
+  if (bin) c.dustbin_score = Tensor::Of(random.Normals(c.problem.count, 1));
+  c.cotangent = Tensor::Of(random.Normals(c.problem.count * (n + bin) * (m + bin), 1));
+  c.problem.normalization.backward = BackwardMode::kUnrolled;
+  if (random.Chance(0.3)) c.solver().precision = Precision::kDouble;
+  return c;
+}
+
+TEST_P(RandomTest, NormalizationForwardAndBackward) {
+  if (GetParam() == "cpu_streamed") GTEST_SKIP() << "the same as cpu";
+  const int first = absl::GetFlag(FLAGS_first_seed), rounds = absl::GetFlag(FLAGS_rounds);
+  for (int seed = first; seed < first + rounds; ++seed) {
+    const Case c = AnyNormalization(seed);
+    SCOPED_TRACE(c.name);
+    const Answer answer = SolveAlone(backend(), c);
+    if (!answer.status.ok()) continue;
+    for (int64_t index = 0; index < c.problem.count; ++index) {
+      const Case member = MemberCase(c, index);
+      const Answer member_answer = MemberAnswer(answer, index, c.problem.count);
+      ExpectMatchesRecipe(member, member_answer);
+      ExpectMatchesUnrolled(LabelPrefix(c) + "unrolled", member, member_answer);
+    }
+  }
+}
+
+INSTANTIATE_ON_BACKENDS(RandomTest);
+
+}  // namespace
+}  // namespace sinkhorn::conformance
