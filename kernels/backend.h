@@ -41,12 +41,21 @@ class Solve {
   virtual SolveReport report() const = 0;
   // Progress so far, for logs and for answers at a deadline: iterations and last known marginal errors.
   virtual Convergence progress() const = 0;
+  // The kernel family that solves it, a string literal, from the start; "" if the backend does not tell.
+  virtual const char* family() const { return ""; }
 };
 
 struct DeviceDescription {
   std::string name;     // "cpu: AVX3_SPR, 2 threads"
   std::string backend;  // "cpu" or "cuda"
   int64_t memory_bytes = 0;
+  int index = 0;  // Among the devices of this backend on this machine.
+};
+
+// Memory that a backend holds, by what it is for.
+struct MemoryUse {
+  const char* pool = "";  // A string literal.
+  int64_t bytes = 0;
 };
 
 class Backend {
@@ -71,6 +80,9 @@ class Backend {
   // launches; each makes progress. Returns when the slice is done. UNAVAILABLE: the device is lost, and with it every
   // Solve.
   virtual absl::Status Advance(int lane, absl::Span<Solve* const> solves, double slice_seconds) = 0;
+
+  // What its pools hold now, the same pools at each call; for metrics.
+  virtual std::vector<MemoryUse> memory() const { return {}; }
 };
 
 }  // namespace sinkhorn

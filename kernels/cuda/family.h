@@ -74,6 +74,11 @@ class Family {
   // Predicted seconds alone on an idle device, to within a factor of two or so, transfers left out. For a tolerance: of
   // max_iterations.
   virtual double PredictedSeconds(const DeviceInfo& device, const Problem& problem) const = 0;
+  // Whether the kernels read each input about once, so that a small problem's may stay in pinned host memory, which is
+  // read over the bus. False where iterations read them again.
+  virtual bool ReadsInputsOnce(const DeviceInfo& /*device*/, const Problem& problem) const {
+    return problem.kind == ProblemKind::kNormalization;
+  }
   // `problem`: every view device-accessible and 256-byte aligned at its start (members are packed, so later ones are
   // only as aligned as their size makes them); small problems' tensors may lie in pinned host memory, so each input is
   // read once where that is possible and each output written once, never read. `workspace`: WorkspaceBytes of device
