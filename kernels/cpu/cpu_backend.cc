@@ -111,8 +111,9 @@ struct Run {
   int64_t begin;  // Its first chunk's position in the round.
 };
 
-// One parallel loop over the chunks of all residents. Each thread first takes its own share in order, so that from
-// round to round the same thread meets the same data in its cache, then what is left of the others'.
+// One parallel loop over the chunks of all residents. Each thread first takes its own share in order, then what is left
+// of the others'. From round to round the same thread meets the same data in its cache, and every other round goes
+// backwards: data somewhat larger than the cache is then met where the last round left it, not evicted from end to end.
 class Round {
  public:
   explicit Round(int threads) : shares_(threads) {}
@@ -127,9 +128,11 @@ class Round {
     total_ += count;
   }
   void Open() {
+    backwards_ = !backwards_;
     const int64_t threads = shares_.size();
     for (int64_t t = 0; t < threads; ++t) {
-      shares_[t].next.store(t * total_ / threads, std::memory_order_relaxed);
+      shares_[t].begin = t * total_ / threads;
+      shares_[t].next.store(shares_[t].begin, std::memory_order_relaxed);
       shares_[t].end = (t + 1) * total_ / threads;
     }
     finished_.store(0, std::memory_order_relaxed);
@@ -138,16 +141,18 @@ class Round {
   void Work(int thread, Scratch* scratch) {
     FlushDenormals flush;
     const int threads = static_cast<int>(shares_.size());
+    int64_t done = 0;
     for (int t = 0; t < threads; ++t) {
       Share& share = shares_[(thread + t) % threads];
-      for (int64_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+      for (int64_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end; ++done) {
+        if (backwards_) i = share.begin + share.end - 1 - i;
         const auto run = std::upper_bound(runs_.begin(), runs_.end(), i,
                                           [](int64_t chunk, const Run& r) { return chunk < r.begin; }) -
                          1;
         run->solve->RunChunk(run->first + i - run->begin, scratch);
-        finished_.fetch_add(1, std::memory_order_release);
       }
     }
+    finished_.fetch_add(done, std::memory_order_release);
   }
   bool complete() const { return finished_.load(std::memory_order_acquire) == total_; }
   int64_t total() const { return total_; }
@@ -155,12 +160,13 @@ class Round {
  private:
   struct alignas(64) Share {
     std::atomic<int64_t> next{0};
-    int64_t end = 0;
+    int64_t begin = 0, end = 0;
   };
   std::vector<Run> runs_;
   int64_t total_ = 0;
+  bool backwards_ = true;
   std::vector<Share> shares_;
-  std::atomic<int64_t> finished_{0};
+  alignas(64) std::atomic<int64_t> finished_{0};  // Chunks.
 };
 
 // Waits a moment; lets others run if it takes long.
@@ -211,9 +217,10 @@ class Team {
  private:
   Round round_;
   int64_t generation_ = 0;
-  std::atomic<int64_t> open_{0};  // Generation of the round that may be entered; 0: none.
-  std::atomic<int> inside_{0};
+  // What a thread waits for has a cache line of its own.
+  alignas(64) std::atomic<int64_t> open_{0};  // Generation of the round that may be entered; 0: none.
   std::atomic<bool> dismissed_{false};
+  alignas(64) std::atomic<int> inside_{0};
 };
 
 int AvailableCores() {

@@ -127,8 +127,19 @@ void TransportEngine<TE, T>::RunChunk(int64_t chunk, Scratch* scratch) {
   if (step_ == 0) std::fill(acc, acc + columns, T(0));
   const int64_t begin = chunk * block_count() / slots_ + step_ * chunk_blocks_;
   const int64_t end = std::min((chunk + 1) * block_count() / slots_, begin + chunk_blocks_);
+  const bool balanced = cache_valid_ && plain_ && relax_ == 1 && phase_ == Phase::kSweep;
   for (int64_t block = begin; block < end; ++block) {
-    if (!SweepBlock(block, acc, &slot_error_[chunk], scratch)) slot_unsafe_[chunk] = 1;
+    int64_t done = 0;
+    if (balanced) {
+      const int64_t row = block * kRowBlock, rows = std::min(cost_.size(0), end * kRowBlock) - row;
+      done = kernels_.balanced_sweep(cache_.data() + row * columns, columns, rows, weight_[1].data(),
+                                     scaling_[0].data() + row, mass_[0].data() + row, 1 / kDrift, kHuge,
+                                     sums_[0].data() + row, next_[0].data() + row, acc, &slot_error_[chunk]);
+      if (done >= rows) return;
+      block += done / kRowBlock;
+      done %= kRowBlock;
+    }
+    if (!SweepBlock(block, done, acc, &slot_error_[chunk], scratch)) slot_unsafe_[chunk] = 1;
   }
 }
 
@@ -163,9 +174,10 @@ void TransportEngine<TE, T>::EndPhase() {
 // ---- One block of rows
 // --------------------------------------------------------------------------------------------------
 
-// Returns false if a row's sum left the safe range and could not be mended here.
+// The block's first `done` rows (plain updates only) count already in `acc` and `error`. Returns false if a row's sum
+// left the safe range and could not be mended here.
 template <typename TE, typename T>
-bool TransportEngine<TE, T>::SweepBlock(int64_t block, T* acc, double* error, Scratch* scratch) {
+bool TransportEngine<TE, T>::SweepBlock(int64_t block, int64_t done, T* acc, double* error, Scratch* scratch) {
   const int64_t row = block * kRowBlock, columns = cost_.padded(1);
   int64_t rows[kRowBlock];
   for (int r = 0; r < kRowBlock; ++r) rows[r] = row + r < cost_.size(0) ? row + r : -1;
@@ -192,8 +204,9 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, T* acc, double* error, Sc
   // 2. The new u, and how far the rows were from their marginals.
   T weight[kRowBlock];
   if (plain_ && (relax_ == 1 || measure)) {
-    *error += kernels_.balanced_rows(sums, scaling_[0].data() + row, mass_[0].data() + row, measure,
-                                     next_[0].data() + row, weight);
+    T mass[kRowBlock];
+    for (int64_t r = 0; r < kRowBlock; ++r) mass[r] = r < done ? T(0) : mass_[0][row + r];
+    *error += kernels_.balanced_rows(sums, scaling_[0].data() + row, mass, measure, next_[0].data() + row, weight);
   } else {
     *error += UpdateRows(row, rows, weight);
   }

@@ -82,7 +82,7 @@ class TransportEngine {
 
   void Start(Phase phase);
   void StartIteration();
-  bool SweepBlock(int64_t block, T* acc, double* error, Scratch* scratch);
+  bool SweepBlock(int64_t block, int64_t done, T* acc, double* error, Scratch* scratch);
   void MakeSafeRows(int64_t row, const int64_t* rows, T* out, double* sums, TE* e, TE* workspace);
   void SafeBlock(int64_t block, Scratch* scratch);
   double UpdateRows(int64_t row, const int64_t* rows, T* weight);

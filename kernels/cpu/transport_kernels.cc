@@ -233,6 +233,124 @@ void AddColumns(const T* HWY_RESTRICT t, int64_t columns, const T* w, T* HWY_RES
   }
 }
 
+// A pass over cached rows, kRows at a time: while a group is added to the column sums, the next one's row sums are made,
+// so that its way from the cache behind hides under the first one's arithmetic.
+template <int kRows, typename T>
+class CachedSweep {
+ public:
+  using D = TagOf<T>;
+  using V = hn::Vec<D>;
+  static constexpr int kStep = 8 / kRows;  // Vectors of columns at a time: enough independent sums.
+
+  CachedSweep(const T* t, int64_t columns, const T* weights, T* acc)
+      : t_(t), columns_(columns), weights_(weights), acc_(acc) {}
+
+  const T* Group(int64_t group) const {
+    constexpr int64_t kGroups = kRowBlock / kRows;
+    return t_ + group / kGroups * (kRowBlock * columns_) + group % kGroups * (kRows * kTile);
+  }
+
+  // acc += the group's rows times w;  sums = weighted sums of the next group's rows. Either may be left out.
+  template <bool kAdd, bool kSum>
+  HWY_INLINE void Pass(int64_t group, const T* w, double* sums) const {
+    const D d;
+    const int64_t lanes = hn::Lanes(d);
+    const T* HWY_RESTRICT now = Group(group);
+    const T* HWY_RESTRICT following = Group(group + 1);
+    const T* HWY_RESTRICT weights = weights_;
+    T* HWY_RESTRICT acc = acc_;
+    V weight[kRows];
+    SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) weight[r] = kAdd ? hn::Set(d, w[r]) : hn::Zero(d);
+    double total[kRows] = {};
+    for (int64_t begin = 0; begin < columns_; begin += kFloatColumns) {
+      const int64_t end = std::min(columns_, begin + kFloatColumns);
+      V sum[kRows][kStep];
+      SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
+        SINKHORN_UNROLL for (int k = 0; k < kStep; ++k) sum[r][k] = hn::Zero(d);
+      }
+      for (int64_t j = begin; j < end; j += kStep * lanes) {
+        SINKHORN_UNROLL for (int k = 0; k < kStep; ++k) {
+          const int64_t c = j + k * lanes, at = BlockIndex(0, c);
+          if (kSum) {
+            const auto column = hn::Load(d, weights + c);
+            SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
+              sum[r][k] = hn::MulAdd(hn::Load(d, following + at + r * kTile), column, sum[r][k]);
+            }
+          }
+          if (kAdd) {
+            auto a = hn::Load(d, acc + c);
+            auto b = hn::Mul(hn::Load(d, now + at), weight[0]);
+            SINKHORN_UNROLL for (int r = 1; r < kRows; r += 2) {
+              a = hn::MulAdd(hn::Load(d, now + at + r * kTile), weight[r], a);
+              if (r + 1 < kRows) b = hn::MulAdd(hn::Load(d, now + at + (r + 1) * kTile), weight[r + 1], b);
+            }
+            hn::Store(hn::Add(a, b), d, acc + c);
+          }
+        }
+      }
+      if (kSum) {
+        SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
+          for (int k = 1; k < kStep; ++k) sum[r][0] = hn::Add(sum[r][0], sum[r][k]);
+          total[r] += hn::GetLane(hn::SumOfLanes(d, sum[r][0]));
+        }
+      }
+    }
+    if (kSum) std::copy(total, total + kRows, sums);
+  }
+
+ private:
+  const T* const t_;
+  const int64_t columns_;
+  const T* const weights_;
+  T* const acc_;
+};
+
+template <int kRows, typename T>
+int64_t SweepGroups(const T* t, int64_t columns, int64_t rows, const T* weights, const T* u, const T* mass, double low,
+                    double high, double* sums, T* next, T* acc, double* error) {
+  const hn::CappedTag<double, kRows> d;
+  const hn::Rebind<T, hn::CappedTag<double, kRows>> dt;
+  const CachedSweep<kRows, T> sweep(t, columns, weights, acc);
+  const int64_t groups = (rows + kRows - 1) / kRows;
+  const auto one = hn::Set(d, 1.0);
+  auto errors = hn::Zero(d);
+  HWY_ALIGN T weight[kRows];
+  sweep.template Pass<false, true>(-1, weight, sums);
+  int64_t group = 0;
+  for (; group < groups; ++group) {
+    const int64_t row = group * kRows;
+    bool safe = true;
+    for (int r = 0; r < kRows; r += hn::Lanes(d)) {
+      const auto s = hn::LoadU(d, sums + row + r);
+      const auto in = hn::And(hn::Gt(s, hn::Set(d, low)), hn::Lt(s, hn::Set(d, high)));
+      const auto real = hn::FirstN(d, std::max<int64_t>(rows - row - r, 0));
+      if (!hn::AllTrue(d, hn::Or(in, hn::Not(real)))) safe = false;
+      const auto old = hn::LoadU(dt, u + row + r);
+      const auto m = hn::LoadU(dt, mass + row + r);
+      const auto inverse = Convert(dt, hn::Div(one, hn::IfThenElse(real, s, one)));
+      hn::StoreU(inverse, dt, next + row + r);
+      hn::StoreU(hn::IfThenElseZero(hn::Gt(m, hn::Zero(dt)), hn::Mul(m, inverse)), dt, weight + r);
+      errors = hn::MulAdd(Convert(d, m), hn::Abs(hn::MulSub(Convert(d, old), s, one)), errors);
+    }
+    if (!safe) break;
+    if (group + 1 < groups) {
+      sweep.template Pass<true, true>(group, weight, sums + row + kRows);
+    } else {
+      sweep.template Pass<true, false>(group, weight, sums);
+    }
+  }
+  *error += hn::GetLane(hn::SumOfLanes(d, errors));
+  return group * kRows;
+}
+
+template <typename T>
+int64_t BalancedSweep(const T* t, int64_t columns, int64_t rows, const T* weights, const T* u, const T* mass,
+                      double low, double high, double* sums, T* next, T* acc, double* error) {
+  return kTileRows == 8 && kRowBlock * columns * sizeof(T) <= kPrefetchBytes
+             ? SweepGroups<8>(t, columns, rows, weights, u, mass, low, high, sums, next, acc, error)
+             : SweepGroups<4>(t, columns, rows, weights, u, mass, low, high, sums, next, acc, error);
+}
+
 template <typename T>
 void Scale(T* t, int64_t columns, const T* row, const T* col, double* sums) {
   const TagOf<T> d;
@@ -404,6 +522,7 @@ const TransportKernels<TE, T>& Table() {
       Multiply<T>,
       Dot<TE, T>,
       BalancedRows<T>,
+      BalancedSweep<T>,
       BalancedColumns<T>,
       Update<T>,
       LogScaling<T>,

@@ -64,6 +64,10 @@ struct TransportKernels {
   //   rows of one block: next = 1 / sums;  weight = mass * (keep ? u : next), 0 where there is no mass.
   //   Returns the block's residual sum mass |u sums - 1|.
   double (*balanced_rows)(const double* sums, const T* u, const T* mass, bool keep, T* next, T* weight);
+  //   Cached densities, whole blocks that hold `rows` rows: row_sums, balanced_rows and add_columns of each in turn.
+  //   Stops before a block with a sum outside (low, high); returns the rows done.
+  int64_t (*balanced_sweep)(const T* t, int64_t columns, int64_t rows, const T* weights, const T* u, const T* mass,
+                            double low, double high, double* sums, T* next, T* acc, double* error);
   //   columns: sums[j] = sum over slots of acc[slot * stride + j];  next = 1 / sums;  weight = mass * next.
   //   `count` is a multiple of kColumnPad; range[0..1] are the smallest and largest sum of the first `size`.
   void (*balanced_columns)(int64_t count, int64_t size, const T* acc, int64_t slots, int64_t stride, const T* mass,
