@@ -10,6 +10,7 @@ packages=(
   g++ git bazel-bootstrap bazel-platforms bazel-rules-java bazel-rules-proto bazel-skylib
   # The libraries (deploy/bazel/system.BUILD).
   libabsl-dev libgrpc++-dev libprotobuf-dev prometheus-cpp-dev libhwy-dev libeigen3-dev
+  libgoogle-perftools-dev
   protobuf-compiler protobuf-compiler-grpc
   # The tests.
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv python3-pip python3-dev

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "prometheus/exposer.h"
@@ -280,6 +281,8 @@ int Process::Run() {
 }  // namespace sinkhorn
 
 int main(int argc, char** argv) {
+  // The packaged abseil is built with its debug default on: each lock taken would search a graph of all locks held.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<sinkhorn::Config> config = sinkhorn::ParseConfig(argc, argv);
   if (!config.ok()) {
     std::fprintf(stderr, "sinkhorn_server: %s\n", std::string(config.status().message()).c_str());
