@@ -77,8 +77,14 @@ def _cold(axis, data):
 
 def _serving(axis, data):
     for (label, style), color in zip(
-        (("ours", "-o"), ("ours, one by one", "--o"), ("Triton", "-s"), ("Triton, compiled body", "--s")),
-        (OURS, OURS, "#777777", "#777777"),
+        (
+            ("ours", "-o"),
+            ("ours, one by one", "--o"),
+            ("floor: an empty call", ":"),
+            ("Triton", "-s"),
+            ("Triton, compiled body", "--s"),
+        ),
+        (OURS, OURS, "#444444", "#777777", "#777777"),
     ):
         rows = [r for r in data["load"] if r["server"] == label and r["requests"]]
         if rows:

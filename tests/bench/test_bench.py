@@ -39,7 +39,9 @@ def test_cold(tmp_path):
 def test_serving(tmp_path):
     run(tmp_path, "--only", "serving")
     result = json.loads((tmp_path / "serving.json").read_text())["serving"]
-    assert {row["server"] for row in result["load"]} == {"ours", "ours, one by one", "ours, C++ client"}
+    assert {row["server"] for row in result["load"]} == {
+        "ours", "ours, one by one", "ours, C++ client", "floor: an empty call",
+    }  # fmt: skip
     for row in result["load"]:
         assert row["requests"] > 0 and not row["errors"]
         assert 0 < row["p50_ms"] <= row["p99_ms"]
