@@ -25,6 +25,10 @@ ABSL_FLAG(int64_t, kernel_cache_bytes, int64_t{256} << 20,
           "CPU backend: a transport problem whose n * m kernel matrix fits these bytes keeps it in memory; larger ones "
           "recompute it.");
 
+ABSL_FLAG(std::string, inject_fault, "",
+          "For tests of what stands around the server: device_lost@N (launch N and later ones), device_memory@N, bug@N "
+          "(problem N alone), slow_start@DURATION; several separated by commas. The golden problems count.");
+
 // ---- Queue ----
 ABSL_FLAG(int64_t, max_queue_requests, 1024,
           "Requests that may wait; further ones get RESOURCE_EXHAUSTED, QUEUE_FULL.");
@@ -148,6 +152,12 @@ void CheckBackend(Checker& checker, Config* config) {
   config->backend = absl::GetFlag(FLAGS_backend);
   if (config->backend != "auto" && config->backend != "cpu" && config->backend != "cuda") {
     checker.Complain(absl::StrCat("--backend must be auto, cpu or cuda; got '", config->backend, "'"));
+  }
+  const absl::StatusOr<Faults> faults = ParseFaults(absl::GetFlag(FLAGS_inject_fault));
+  if (faults.ok()) {
+    config->faults = *faults;
+  } else {
+    checker.Complain(absl::StrCat("--inject_fault ", faults.status().message()));
   }
   config->cpu.threads = IN_RANGE(threads, 0, 4096);
   config->cpu.kernel_cache_bytes = IN_RANGE(kernel_cache_bytes, int64_t{0}, int64_t{1} << 40);

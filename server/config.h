@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "server/fault.h"
 #include "server/scheduler.h"
 #include "server/service.h"
 
@@ -22,6 +23,7 @@ struct TlsFiles {
 struct Config {
   std::string listen, metrics_listen, port_file, backend;
   CpuBackendOptions cpu;
+  Faults faults;
   SchedulerOptions scheduler;
   ServiceOptions service;
   TlsFiles tls;

@@ -27,6 +27,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "prometheus/exposer.h"
 #include "server/config.h"
+#include "server/fault.h"
 #include "server/gauges.h"
 #include "server/golden.h"
 #include "server/health.h"
@@ -191,6 +192,7 @@ absl::Status Process::Start() {
   auto backend = MakeBackend(config_);
   if (!backend.ok()) return backend.status();
   backend_ = *std::move(backend);
+  if (config_.faults.any()) backend_ = MakeFaultyBackend(config_.faults, std::move(backend_));
   metrics_owner_ = std::make_shared<Metrics>();
   metrics_ = metrics_owner_.get();
   scheduler_ = std::make_unique<Scheduler>(backend_.get(), RealClock(), config_.scheduler,

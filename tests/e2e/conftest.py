@@ -4,6 +4,7 @@ The binary is $SINKHORN_SERVER, or bazel-bin's. Everything is on loopback, on po
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -30,9 +31,9 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 class Server:
-    """A server process: started with `flags`, ready when the constructor returns."""
+    """A server process: started with `flags`, ready when the constructor returns, or listening if `ready` is False."""
 
-    def __init__(self, folder, *flags):
+    def __init__(self, folder, *flags, ready=True):
         assert BINARY.exists(), f"{BINARY} is missing: bazel build //server:sinkhorn_server"
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path, ports = folder / "log", folder / "ports"
@@ -49,12 +50,16 @@ class Server:
                 stderr=log,
             )
         deadline = time.monotonic() + 60
-        while not ports.exists():
+        while not (ports.exists() if ready else '"event":"listening"' in self.log()):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"the server did not start: {self.log()}")
             time.sleep(0.01)
-        self.port, self.metrics_port = map(int, ports.read_text().split())
+        if ready:
+            self.port, self.metrics_port = map(int, ports.read_text().split())
+        else:
+            listening = next(json.loads(line) for line in self.log().splitlines() if '"event":"listening"' in line)
+            self.port, self.metrics_port = int(listening["port"]), int(listening["metrics_port"])
         self.address = f"127.0.0.1:{self.port}"
 
     def log(self):
@@ -97,8 +102,8 @@ def start(tmp_path):
     """Starts servers, and ends those that still run after the test."""
     servers = []
 
-    def start_one(*flags):
-        servers.append(Server(tmp_path / f"server{len(servers)}", *flags))
+    def start_one(*flags, **options):
+        servers.append(Server(tmp_path / f"server{len(servers)}", *flags, **options))
         return servers[-1]
 
     yield start_one

@@ -180,6 +180,62 @@ def test_diverged(api, server):
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "DIVERGED")
 
 
+def test_warming(api, start, eventually):
+    server = start("--inject_fault=slow_start@2s", ready=False)
+    request = api.normalization(np.zeros((2, 2), np.float32))
+    with api.stub(server) as stub, api.health(server) as health:
+        code, reason, _, _ = failure(api, stub, request)
+        assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "WARMING")
+        check = api.health_pb.HealthCheckRequest
+        assert health.Check(check(service=""), timeout=10).status == 2
+        assert health.Check(check(service="liveness"), timeout=10).status == 1
+        eventually(lambda: health.Check(check(service=""), timeout=10).status == 1)
+        assert stub.Solve(request, timeout=10).HasField("plan")
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("device_memory@6", (grpc.StatusCode.RESOURCE_EXHAUSTED, "DEVICE_MEMORY")),
+        ("bug@6", (grpc.StatusCode.INTERNAL, "INTERNAL")),
+    ],
+)
+def test_one_problem_fails_alone(api, start, fault, expected):
+    server = start(f"--inject_fault={fault}")
+    request = api.normalization(np.ones((2, 2), np.float32))
+    outcomes = []
+    with api.stub(server) as stub:
+        for _ in range(6):
+            try:
+                outcomes.append(stub.Solve(request, timeout=10).plan.data)
+            except grpc.RpcError as error:
+                code, reason, metadata, _ = api.error(error)
+                outcomes.append((code, reason))
+                if reason == "INTERNAL":
+                    assert server.log().count(metadata["incident"]) == 1
+    # Three golden problems came first.
+    assert outcomes.pop(2) == expected
+    assert len(set(outcomes)) == 1 and isinstance(outcomes[0], bytes)
+
+
+def test_device_lost(api, start):
+    server = start("--inject_fault=device_lost@8", "--drain_grace=0s")
+    request = api.normalization(np.zeros((2, 2), np.float32))
+    with api.stub(server) as stub, api.health(server) as health:
+        watch = health.Watch(api.health_pb.HealthCheckRequest(service=""), timeout=30)
+        assert next(watch).status == 1
+        for _ in range(20):
+            try:
+                stub.Solve(request, timeout=10)
+            except grpc.RpcError as error:
+                code, reason, _, _ = api.error(error)
+                break
+        assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
+        assert next(watch).status == 2
+    assert server.wait() == 1
+    assert '"event":"device_lost"' in server.log()
+
+
 def test_iteration_limit_is_not_an_error(api, server):
     rng = np.random.default_rng(5)
     with api.stub(server) as stub:

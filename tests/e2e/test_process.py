@@ -188,6 +188,7 @@ def test_a_second_signal_exits_at_once(start):
         ("--max_queue_bytes=5", "--max_queue_bytes must hold one request"),
         ("--drain_grace=-1s", "--drain_grace must be >= 0; got -1s"),
         ("--tls_cert=x", "--tls_cert and --tls_key must be set together"),
+        ("--inject_fault=rain@3", "--inject_fault must be device_lost@N"),
         ("positional", "takes flags only; got 'positional'"),
         ("--backend=cuda", "no CUDA backend"),
     ],
