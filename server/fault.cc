@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@ class FaultyBackend final : public Backend {
 
   DeviceDescription device() const override { return backend_->device(); }
   int lanes() const override { return backend_->lanes(); }
+  std::vector<MemoryUse> memory() const override { return backend_->memory(); }
   int64_t WorkingBytes(const Problem& problem) const override { return backend_->WorkingBytes(problem); }
   double PredictedSeconds(const Problem& problem) const override { return backend_->PredictedSeconds(problem); }
 
