@@ -9,10 +9,11 @@ namespace cpu {
 namespace {
 
 constexpr double kLog2E = 1.4426950408889634074;
-// Sums outside [kTiny, kHuge] may have lost entries that count.
-constexpr double kTiny = 0x1p-80, kHuge = 0x1p+80;
-// Scalings stay within [1 / kDrift, kDrift], so that what a cached density lost below 2^-126 stays negligible.
+// Scalings stay within [1 / kDrift, kDrift]: what densities lose below 2^-126 stays below 2^-90.
 constexpr double kDrift = 0x1p+36;
+// Sums outside [kTiny, kHuge] may have lost entries that count.
+constexpr double kTiny = 0x1p-60, kHuge = 0x1p+80;
+constexpr double kScalingExponentMax = 100;
 constexpr int64_t kSlotPairs = 65536, kSlotsMax = 64, kAccumulatorsMax = int64_t{1} << 24;
 constexpr int64_t kChunkPairs = int64_t{1} << 20;
 // STRICT stops when the residual has not fallen for this many iterations near its rounding level.
@@ -22,7 +23,15 @@ constexpr double kRoundingError = 1e-5;
 // A scaling that stands for 2^exponent and stays finite.
 template <typename T>
 T ScalingOf(double exponent) {
-  return static_cast<T>(std::exp2(std::min(std::max(exponent, -100.0), 100.0)));
+  return static_cast<T>(std::exp2(std::min(std::max(exponent, -kScalingExponentMax), kScalingExponentMax)));
+}
+
+// False for NaN too.
+bool IsSafe(double sum) { return sum > kTiny && sum < kHuge; }
+bool IsNear(double scaling) { return scaling >= 1 / kDrift && scaling <= kDrift; }
+bool IsRepresentable(double scaling) {
+  constexpr double kMax = 0x1p+100;
+  return scaling > 1 / kMax && scaling < kMax;
 }
 
 }  // namespace
@@ -60,6 +69,7 @@ TransportEngine<TE, T>::TransportEngine(const CostSource<TE, T>* cost, const Eng
   use_cache_ = cache_size * static_cast<int64_t>(sizeof(T)) <= options.cache_bytes;
   if (use_cache_) cache_.Allocate(cache_size);
   plain_ = std::isinf(rho_[0]) && std::isinf(rho_[1]) && !symmetric();
+  remade_.assign(RoundUp(cost_.size(0), kRowBlock) / kRowBlock, 0);
   convergence_.stop_reason = StopReason::kMaxIterations;
   starting_ = symmetric() && options.initial[0] == nullptr && options.initial[1] == nullptr;
   StartIteration();
@@ -103,6 +113,7 @@ void TransportEngine<TE, T>::Start(Phase phase) {
     if (acc_.size() < slots_ * columns) acc_.Allocate(slots_ * columns);
     slot_error_.assign(slots_, 0);
     slot_unsafe_.assign(slots_, 0);
+    std::fill(remade_.begin(), remade_.end(), 0);
   } else {
     chunk_blocks_ = std::min(chunk_blocks, block_count());
     slots_ = (block_count() + chunk_blocks_ - 1) / chunk_blocks_;
@@ -166,6 +177,8 @@ void TransportEngine<TE, T>::EndPhase() {
         scaling_[1][j] = ScalingOf<T>(pending_[1][j] - frame_[1][j]);
       }
       return Start(Phase::kMeasure);
+    case Phase::kHugeSums:
+      return side_ == 0 ? MeasureHugeSums(1) : Finish();
     case Phase::kDone:
       return;
   }
@@ -196,7 +209,7 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, int64_t done, T* acc, dou
     cost_.Densities(0, rows, epsilon_, term_[0].data() + row, term_[1].data(), weight_[1].data(), t, sums, workspace);
   }
   for (int r = 0; r < kRowBlock && !safe && !measure; ++r) {
-    safe = rows[r] >= 0 && !(sums[r] > kTiny && sums[r] < kHuge);
+    safe = rows[r] >= 0 && !(sums[r] > 1 / kDrift && sums[r] < kHuge);  // So that u is near, too.
   }
   if (safe && symmetric()) return false;
   if (safe) MakeSafeRows(row, rows, t, sums, e, workspace);
@@ -208,7 +221,10 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, int64_t done, T* acc, dou
     for (int64_t r = 0; r < kRowBlock; ++r) mass[r] = r < done ? T(0) : mass_[0][row + r];
     *error += kernels_.balanced_rows(sums, scaling_[0].data() + row, mass, measure, next_[0].data() + row, weight);
   } else {
-    *error += UpdateRows(row, rows, weight);
+    bool far = false;
+    *error += UpdateRows(row, rows, weight, &far);
+    if (far && symmetric()) return false;
+    if (far) MoveRows(row, rows, weight, t, workspace);
   }
 
   // 3. Column sums of the scaled rows.
@@ -216,19 +232,25 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, int64_t done, T* acc, dou
   return true;
 }
 
-// Returns the block's residual.
+// Returns the block's residual. `far`: new scalings are too far from their frames.
 template <typename TE, typename T>
-double TransportEngine<TE, T>::UpdateRows(int64_t row, const int64_t* rows, T* weight) {
-  const bool measure = phase_ == Phase::kMeasure;
+double TransportEngine<TE, T>::UpdateRows(int64_t row, const int64_t* rows, T* weight, bool* far) {
+  const bool measure = phase_ == Phase::kMeasure, remade = remade_[row / kRowBlock];
   const T* u = scaling_[0].data() + row;
   T* next = next_[0].data() + row;
   double error = 0;
-  if (!measure) {
+  if (!measure && !remade) {
     kernels_.update(kRowBlock, sums_[0].data() + row, u, frame_[0].data() + row, shift_[0].data() + row, damping(0),
                     relax_, next);
   }
   for (int r = 0; r < kRowBlock; ++r) {
-    if (rows[r] < 0) next[r] = 1;
+    if (rows[r] < 0) {
+      next[r] = 1;
+      weight[r] = 0;
+      continue;
+    }
+    if (!measure && remade) next[r] = ScalingOf<T>(NextPotential(0, row + r) - frame_[0][row + r]);
+    if (!measure && !(symmetric() ? IsRepresentable(next[r]) : IsNear(next[r]))) *far = true;
     weight[r] = mass_[0][row + r] == 0 ? T(0) : mass_[0][row + r] * (measure || symmetric() ? u[r] : next[r]);
     error += ErrorOf(0, row + r, u[r] * sums_[0][row + r]);
   }
@@ -246,18 +268,69 @@ void TransportEngine<TE, T>::MakeSafeRows(int64_t row, const int64_t* rows, T* o
   cost_.Exponents(0, rows, epsilon_, zero, term_[1].data(), e, workspace);
   kernels_.row_max(e, columns, penalty_[1].data(), max);
   kernels_.exp_rows(e, columns, max, weight_[1].data(), out, sums);
+  const bool first = convergence_.iterations == 0 && relax_ == 1;  // What was before does not matter.
+  if (!first) KeepRows(row, rows);
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;
-    if (convergence_.iterations == 0 && relax_ == 1) {  // What was before does not matter.
-      term_[0][row + r] = -max[r];
-      frame_[0][row + r] = -max[r];
-      continue;
-    }
-    const double old = frame_[0][row + r] + std::log2(static_cast<double>(scaling_[0][row + r]));
     term_[0][row + r] = -max[r];
     frame_[0][row + r] = -max[r];
-    scaling_[0][row + r] = ScalingOf<T>(old + max[r]);
+    if (!first) scaling_[0][row + r] = ScalingOf<T>(pending_[0][row + r] + max[r]);
   }
+}
+
+// Alternating updates: rows whose new scalings are far from 1 (a relaxed side moves a potential as far as it likes) get
+// frames at their new potentials and are made again.
+template <typename TE, typename T>
+void TransportEngine<TE, T>::MoveRows(int64_t row, const int64_t* rows, T* weight, T* out, TE* workspace) {
+  KeepRows(row, rows);
+  for (int r = 0; r < kRowBlock; ++r) {
+    T& next = next_[0][row + r];
+    if (rows[r] < 0 || IsNear(next)) continue;
+    const double potential = NextPotential(0, row + r);
+    term_[0][row + r] = static_cast<TE>(potential);
+    frame_[0][row + r] = term_[0][row + r];
+    next = ScalingOf<T>(potential - frame_[0][row + r]);
+    weight[r] = mass_[0][row + r] * next;
+  }
+  double sums[kRowBlock];
+  cost_.Densities(0, rows, epsilon_, term_[0].data() + row, term_[1].data(), weight_[1].data(), out, sums, workspace);
+}
+
+// The block's rows get other frames in this sweep: their potentials before it are in pending_ from now on.
+template <typename TE, typename T>
+void TransportEngine<TE, T>::KeepRows(int64_t row, const int64_t* rows) {
+  for (int r = 0; r < kRowBlock; ++r) {
+    if (rows[r] >= 0) pending_[0][row + r] = Potential(0, row + r);
+  }
+  remade_[row / kRowBlock] = 1;
+}
+
+// Takes the sweep back that ran last, as far as frames go: the answer is what it began with.
+template <typename TE, typename T>
+void TransportEngine<TE, T>::RestoreRows() {
+  if (std::count(remade_.begin(), remade_.end(), 0) == static_cast<int64_t>(remade_.size())) return;
+  Buffer<double> potential(cost_.padded(0));
+  for (int64_t i = 0; i < cost_.size(0); ++i) potential[i] = Potential(0, i);
+  Freeze(0, potential);
+  std::fill(remade_.begin(), remade_.end(), 0);
+  cache_valid_ = false;
+}
+
+// Before the sweep in progress. Base 2, / epsilon.
+template <typename TE, typename T>
+double TransportEngine<TE, T>::Potential(int side, int64_t i) const {
+  if (side == 0 && remade_[i / kRowBlock]) return pending_[0][i];
+  return frame_[side][i] + std::log2(static_cast<double>(scaling_[side][i]));
+}
+
+// After it, from the sum.
+template <typename TE, typename T>
+double TransportEngine<TE, T>::NextPotential(int side, int64_t i) const {
+  const double half_step = frame_[side][i] - std::log2(sums_[side][i]);
+  const double damped = damping(side) * (half_step + shift_[side][i]) - shift_[side][i];
+  if (relax_ == 1) return damped;
+  const double old = Potential(side, i);
+  return old + relax_ * (damped - old);
 }
 
 // Half steps of listed rows by a full log-sum-exp, into pending_.
@@ -284,10 +357,14 @@ void TransportEngine<TE, T>::SafeBlock(int64_t block, Scratch* scratch) {
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;
     const int64_t i = rows[r];
+    if (phase_ == Phase::kHugeSums) {
+      ratio_[side_][i] = std::exp2(Potential(side_, i) + max[r] + std::log2(sums[r]));
+      continue;
+    }
     const double shift = shift_[side_][i];
     const double half_step = -max[r] - std::log2(sums[r]);
     const double damped = damping(side_) * (half_step + shift) - shift;
-    const double old = frame_[side_][i] + std::log2(static_cast<double>(scaling_[side_][i]));
+    const double old = relax == 1 ? 0 : Potential(side_, i);
     pending_[side_][i] = relax == 1 ? damped : old + relax * (damped - old);
   }
 }
@@ -296,8 +373,7 @@ void TransportEngine<TE, T>::SafeBlock(int64_t block, Scratch* scratch) {
 template <typename TE, typename T>
 double TransportEngine<TE, T>::Target(int side, int64_t i) const {
   if (std::isinf(rho_[side])) return 1;
-  const double f = frame_[side][i] + std::log2(static_cast<double>(scaling_[side][i])) + shift_[side][i];
-  return std::exp2(-f * epsilon_ / rho_[side]);
+  return std::exp2(-(Potential(side, i) + shift_[side][i]) * epsilon_ / rho_[side]);
 }
 
 template <typename TE, typename T>
@@ -316,9 +392,12 @@ void TransportEngine<TE, T>::EndSweep() {
   double range[2];
   kernels_.balanced_columns(columns, cost_.size(1), acc_.data(), slots_, columns, mass_[1].data(), sums_[1].data(),
                             next_[1].data(), next_weight_.data(), range);
+  if (getenv("DBG"))
+    fprintf(stderr, "it %d frame %.9g u %.9g sum %.9g mass %.9g range %g %g\n", convergence_.iterations, frame_[1][17],
+            (double)scaling_[1][17], sums_[1][17], mass64_[1][17], range[0], range[1]);
   if (symmetric()) {
     for (int64_t j = 0; j < cost_.size(1); ++j) {
-      if (mass_[1][j] > 0 && !(sums_[1][j] > kTiny && sums_[1][j] < kHuge)) slot_unsafe_[0] = 1;
+      if (mass_[1][j] > 0 && !IsSafe(sums_[1][j])) slot_unsafe_[0] = 1;
     }
     if (std::count(slot_unsafe_.begin(), slot_unsafe_.end(), 1) > 0) return Start(Phase::kSafeRows);
   }
@@ -337,6 +416,7 @@ void TransportEngine<TE, T>::EndSweep() {
       if (worst <= solver_.tolerance) {
         if (symmetric() || previous_relax_ == 1) {
           convergence_.stop_reason = StopReason::kTolerance;
+          RestoreRows();
           return StopIterating();
         }
         relaxation_.Plain();
@@ -347,11 +427,12 @@ void TransportEngine<TE, T>::EndSweep() {
       } else if (sizeof(T) == sizeof(float) && worst < kRoundingError &&
                  convergence_.iterations > best_iteration_ + kStalledIterations) {
         convergence_.stop_reason = StopReason::kPrecision;
+        RestoreRows();
         return StopIterating();
       }
     }
   }
-  const bool sums_safe = range[0] > kTiny && range[1] < kHuge;
+  const bool sums_safe = IsSafe(range[0]) && IsSafe(range[1]);
   if (plain_ && relax_ == 1 && sums_safe) {  // The scalings are already there.
     void_columns_.clear();
     std::swap(scaling_[0], next_[0]);
@@ -374,13 +455,22 @@ void TransportEngine<TE, T>::UpdateColumns() {
                   relax_, next_[1].data());
   bad_columns_.clear();
   void_columns_.clear();
+  list_.clear();
   for (int64_t j = 0; j < cost_.padded(1); ++j) {
-    if (sums_[1][j] > kTiny && sums_[1][j] < kHuge) continue;
+    const bool safe = IsSafe(sums_[1][j]);
+    if (safe && IsRepresentable(next_[1][j])) continue;
+    if (j >= cost_.size(1)) {
+      next_[1][j] = 1;
+      continue;
+    }
+    if (safe) pending_[1][j] = NextPotential(1, j);
     next_[1][j] = 1;
-    if (j < cost_.size(1)) (mass_[1][j] > 0 ? bad_columns_ : void_columns_).push_back(j);
+    // Where there is no mass the last half step is enough, unless it is to be averaged with those before.
+    const bool now = safe || mass_[1][j] > 0 || symmetric();
+    (now ? bad_columns_ : void_columns_).push_back(j);
+    if (now && !safe) list_.push_back(j);
   }
-  if (bad_columns_.empty()) return ApplyScalings();
-  list_ = bad_columns_;
+  if (list_.empty()) return ApplyScalings();
   Start(Phase::kBadColumns);
 }
 
@@ -426,17 +516,35 @@ void TransportEngine<TE, T>::StopIterating() {
 template <typename TE, typename T>
 void TransportEngine<TE, T>::EndMeasure() {
   const int64_t columns = cost_.padded(1);
-  double error[2] = {0, 0};
-  for (double e : slot_error_) error[0] += e;
   for (int64_t i = 0; i < cost_.size(0); ++i) ratio_[0][i] = scaling_[0][i] * sums_[0][i];
   for (int64_t j = 0; j < cost_.size(1); ++j) {
     double sum = 0;
     for (int64_t slot = 0; slot < slots_; ++slot) sum += acc_[slot * columns + j];
     ratio_[1][j] = scaling_[1][j] * sum;
-    error[1] += ErrorOf(1, j, ratio_[1][j]);
   }
   // Their potentials are exact half steps, which densities could not show.
   for (int64_t j : void_columns_) ratio_[1][j] = Target(1, j);
+  MeasureHugeSums(0);
+}
+
+// Far from the solution densities may have saturated; sums of them are made by log-sum-exps.
+template <typename TE, typename T>
+void TransportEngine<TE, T>::MeasureHugeSums(int side) {
+  list_.clear();
+  for (int64_t i = 0; i < cost_.size(side); ++i) {
+    if (!(ratio_[side][i] < kHuge)) list_.push_back(i);
+  }
+  if (list_.empty()) return side == 0 ? MeasureHugeSums(1) : Finish();
+  Start(Phase::kHugeSums);
+  side_ = side;
+}
+
+template <typename TE, typename T>
+void TransportEngine<TE, T>::Finish() {
+  double error[2] = {0, 0};
+  for (int side = 0; side < 2; ++side) {
+    for (int64_t i = 0; i < cost_.size(side); ++i) error[side] += ErrorOf(side, i, ratio_[side][i]);
+  }
   convergence_.marginal_error_a = error[0];
   convergence_.marginal_error_b = error[1];
   convergence_.converged = std::max(error[0], error[1]) <= solver_.tolerance;
@@ -524,7 +632,7 @@ template <typename TE, typename T>
 bool TransportEngine<TE, T>::finite() const {
   for (int side = 0; side < 2; ++side) {
     for (int64_t i = 0; i < cost_.size(side); ++i) {
-      if (!std::isfinite(potential_[side][i])) return false;
+      if (!std::isfinite(potential_[side][i]) || !std::isfinite(ratio_[side][i])) return false;
     }
   }
   return true;

@@ -72,7 +72,8 @@ class TransportEngine {
  private:
   // SafeRows, SafeColumns: an iteration (or the start) of symmetric updates by log-sum-exps. Measure: a sweep that
   // changes nothing. VoidColumns: potentials of columns without mass, which no sweep could give.
-  enum class Phase { kSafeRows, kSafeColumns, kSweep, kBadColumns, kVoidColumns, kMeasure, kDone };
+  // HugeSums: what Measure could not sum.
+  enum class Phase { kSafeRows, kSafeColumns, kSweep, kBadColumns, kVoidColumns, kMeasure, kHugeSums, kDone };
 
   bool sweeping() const { return phase_ == Phase::kSweep || phase_ == Phase::kMeasure; }
   bool symmetric() const { return solver_.update_rule == UpdateRule::kSymmetric; }
@@ -85,7 +86,12 @@ class TransportEngine {
   bool SweepBlock(int64_t block, int64_t done, T* acc, double* error, Scratch* scratch);
   void MakeSafeRows(int64_t row, const int64_t* rows, T* out, double* sums, TE* e, TE* workspace);
   void SafeBlock(int64_t block, Scratch* scratch);
-  double UpdateRows(int64_t row, const int64_t* rows, T* weight);
+  double UpdateRows(int64_t row, const int64_t* rows, T* weight, bool* far);
+  void MoveRows(int64_t row, const int64_t* rows, T* weight, T* out, TE* workspace);
+  void KeepRows(int64_t row, const int64_t* rows);
+  void RestoreRows();
+  double Potential(int side, int64_t i) const;
+  double NextPotential(int side, int64_t i) const;
   double Target(int side, int64_t i) const;
   double ErrorOf(int side, int64_t i, double ratio) const;
 
@@ -94,6 +100,8 @@ class TransportEngine {
   void ApplyScalings();
   void EndIteration();
   void EndMeasure();
+  void MeasureHugeSums(int side);
+  void Finish();
   void Potentials(int side, Buffer<double>* out) const;
   void Freeze(int side, const Buffer<double>& potential);
   void SetWeights(int side);
@@ -138,6 +146,7 @@ class TransportEngine {
   Buffer<T> acc_;              // [slots, padded columns]
   std::vector<double> slot_error_;
   std::vector<char> slot_unsafe_;  // Symmetric: a row's sum left the safe range.
+  std::vector<char> remade_;       // Per block: rows with new frames; their potentials before are in pending_.
   std::vector<int64_t> bad_columns_, void_columns_;
   Buffer<double> potential_[2], marginal_[2], ratio_[2];
   Convergence convergence_;

@@ -176,6 +176,26 @@ TEST_P(TransportTest, RelaxedMarginals) {
   }
 }
 
+// A relaxed potential may move by hundreds of epsilon in one step, and what the rows should sum to may be far below what
+// float32 holds.
+TEST_P(TransportTest, RelaxedFarFromTheMasses) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (double cost : {100.0, 200.0, 1000.0}) {
+    for (double rho_b : {1.0, 30.0, infinity}) {
+      for (bool swapped : {false, true}) {
+        Transport problem = RandomDense(11, 9, 1, 306);
+        for (double& c : problem.cost) c += cost;
+        problem.solver.rho_a = swapped ? rho_b : 1;
+        problem.solver.rho_b = swapped ? 1 : rho_b;
+        for (int iterations : {1, 2, 5, 40}) {
+          CheckBothRules(problem, iterations,
+                         absl::StrCat("cost ", cost, ", rho ", problem.solver.rho_a, " ", problem.solver.rho_b));
+        }
+      }
+    }
+  }
+}
+
 TEST_P(TransportTest, InitialPotentials) {
   for (bool dense : {false, true}) {
     Transport problem = dense ? RandomDense(19, 23, 0.05, 260) : RandomClouds(19, 23, 3, 0.05, 261);
