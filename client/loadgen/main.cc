@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "client/cli/connection.h"
 #include "client/cli/exit_codes.h"
 #include "client/cpp/errors.h"
@@ -113,4 +114,8 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace sinkhorn::client
 
-int main(int argc, char** argv) { return sinkhorn::client::Main(argc, argv); }
+int main(int argc, char** argv) {
+  // The packaged abseil is built with its debug default on: each lock taken would search a graph of all locks held.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  return sinkhorn::client::Main(argc, argv);
+}
