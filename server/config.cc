@@ -3,12 +3,15 @@
 #include <thread>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "server/commit.h"
 
 // ---- Addresses ----
 ABSL_FLAG(std::string, listen, "0.0.0.0:8001",
@@ -20,6 +23,12 @@ ABSL_FLAG(std::string, port_file, "",
 
 // ---- Device ----
 ABSL_FLAG(std::string, backend, "auto", "What solves: 'cpu', 'cuda', or 'auto' for the best one present.");
+ABSL_FLAG(std::string, devices, "all",
+          "CUDA backend: 'all', or indices such as 0,2. Each has a queue of its own, and a request goes to the least "
+          "loaded.");
+ABSL_FLAG(int, lanes, 3, "CUDA backend: batches in flight on each device, so that copies overlap solves.");
+ABSL_FLAG(int64_t, device_memory_bytes, 0,
+          "CUDA backend: the most that the server takes of each device's memory. 0: all but 1 GiB.");
 ABSL_FLAG(int, threads, 0, "Threads of the CPU backend. 0: one per available core.");
 ABSL_FLAG(int64_t, kernel_cache_bytes, int64_t{256} << 20,
           "CPU backend: a transport problem whose n * m kernel matrix fits these bytes keeps it in memory; larger ones "
@@ -27,15 +36,17 @@ ABSL_FLAG(int64_t, kernel_cache_bytes, int64_t{256} << 20,
 
 ABSL_FLAG(std::string, inject_fault, "",
           "For tests of what stands around the server: device_lost@N (launch N and later ones), device_memory@N, bug@N "
-          "(problem N alone), slow_start@DURATION; several separated by commas. The golden problems count.");
+          "(problem N alone), kernel_trap@N (a real one, in slice N of a GPU), slow_start@DURATION; several separated "
+          "by commas. The golden problems count.");
 
 // ---- Queue ----
 ABSL_FLAG(int64_t, max_queue_requests, 1024,
-          "Requests that may wait; further ones get RESOURCE_EXHAUSTED, QUEUE_FULL.");
+          "Requests that may wait for each device; further ones get RESOURCE_EXHAUSTED, QUEUE_FULL.");
 ABSL_FLAG(int64_t, max_queue_bytes, int64_t{4} << 30,
           "Bytes of inputs and outputs of all requests, from arrival until the replies are sent.");
-ABSL_FLAG(int64_t, max_working_bytes, int64_t{4} << 30,
-          "Bytes of working memory of all requests being solved. One is always let in.");
+ABSL_FLAG(int64_t, max_working_bytes, 0,
+          "Bytes of working memory of all requests being solved on a device, on a GPU their tensors too. One is always "
+          "let in. 0: 4 GiB on the CPU, three quarters of a GPU's memory.");
 ABSL_FLAG(int64_t, max_batch_problems, 1 << 20, "Problems that share a launch. 1: one request at a time.");
 ABSL_FLAG(int, max_batch_delay_us, 0,
           "Microseconds that an idle device waits for company. 0: it never does; requests that arrive while it works "
@@ -136,7 +147,7 @@ void CheckLimits(Checker& checker, Config* config) {
   SchedulerOptions* queue = &config->scheduler;
   queue->max_queue_requests = IN_RANGE(max_queue_requests, int64_t{1}, kMost);
   queue->max_queue_bytes = IN_RANGE(max_queue_bytes, int64_t{1}, kMost);
-  queue->max_working_bytes = IN_RANGE(max_working_bytes, int64_t{1}, kMost);
+  queue->max_working_bytes = IN_RANGE(max_working_bytes, int64_t{0}, kMost);
   queue->max_resident_problems = IN_RANGE(max_batch_problems, int64_t{1}, kMost);
   queue->max_batch_delay = absl::Microseconds(IN_RANGE(max_batch_delay_us, 0, 10000000));
   const int64_t one_request = config->service.max_receive_message_bytes + limits->max_reply_bytes;
@@ -159,6 +170,19 @@ void CheckBackend(Checker& checker, Config* config) {
   } else {
     checker.Complain(absl::StrCat("--inject_fault ", faults.status().message()));
   }
+  const std::string devices = absl::GetFlag(FLAGS_devices);
+  if (devices != "all") {
+    for (absl::string_view word : absl::StrSplit(devices, ',')) {
+      int index = -1;
+      const bool known = absl::SimpleAtoi(word, &index) && index >= 0;
+      if (!known || absl::c_linear_search(config->cuda.devices, index)) {
+        checker.Complain(absl::StrCat("--devices must be 'all' or different indices >= 0; got '", devices, "'"));
+      }
+      config->cuda.devices.push_back(index);
+    }
+  }
+  config->cuda.lanes = IN_RANGE(lanes, 1, 64);
+  config->cuda.memory_bytes = IN_RANGE(device_memory_bytes, int64_t{0}, int64_t{1} << 50);
   config->cpu.threads = IN_RANGE(threads, 0, 4096);
   config->cpu.kernel_cache_bytes = IN_RANGE(kernel_cache_bytes, int64_t{0}, int64_t{1} << 40);
 }
@@ -204,6 +228,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   config.service.threads = IN_RANGE(io_threads, 1, 1024);
   config.service.log_requests = absl::GetFlag(FLAGS_log_requests);
   config.service.version = kVersion;
+  config.service.commit = kCommit;
   config.keepalive_time_ms = IN_RANGE(keepalive_time_ms, 1, 0x7fffffff);
   config.reflection = absl::GetFlag(FLAGS_reflection);
   config.drain_grace = checker.NonNegative(FLAGS_drain_grace, "drain_grace");

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -20,11 +21,19 @@ struct TlsFiles {
   std::string certificate, key, client_ca;  // Empty certificate: no TLS. Empty client_ca: clients need no certificate.
 };
 
+// Of the CUDA backend, in words that every build knows.
+struct CudaFlags {
+  std::vector<int> devices;  // CUDA's indices; empty: all.
+  int lanes = 3;
+  int64_t memory_bytes = 0;  // 0: all but a reserve.
+};
+
 struct Config {
   std::string listen, metrics_listen, port_file, backend;
   CpuBackendOptions cpu;
+  CudaFlags cuda;
   Faults faults;
-  SchedulerOptions scheduler;
+  SchedulerOptions scheduler;  // max_working_bytes 0: by the device.
   ServiceOptions service;
   TlsFiles tls;
   absl::Duration drain_grace, drain_timeout;

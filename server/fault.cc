@@ -51,6 +51,7 @@ bool Set(absl::string_view name, absl::string_view value, Faults* faults) {
   int64_t* number = name == "device_lost"     ? &faults->device_lost
                     : name == "device_memory" ? &faults->device_memory
                     : name == "bug"           ? &faults->bug
+                    : name == "kernel_trap"   ? &faults->kernel_trap
                                               : nullptr;
   return number != nullptr && absl::SimpleAtoi(value, number) && *number > 0;
 }
@@ -62,8 +63,8 @@ absl::StatusOr<Faults> ParseFaults(absl::string_view text) {
   for (absl::string_view word : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(word, absl::MaxSplits('@', 1));
     if (!Set(parts.first, parts.second, &faults)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("must be device_lost@N, device_memory@N, bug@N or slow_start@DURATION; got '", word, "'"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "must be device_lost@N, device_memory@N, bug@N, kernel_trap@N or slow_start@DURATION; got '", word, "'"));
     }
   }
   return faults;

@@ -19,12 +19,15 @@ struct Faults {
   int64_t device_lost = 0;    // This launch and all later ones find the device lost.
   int64_t device_memory = 0;  // There is no working memory for this problem.
   int64_t bug = 0;            // This problem meets a bug.
+  int64_t kernel_trap =
+      0;  // CUDA: this slice of a device meets a kernel that traps. The CUDA backend does that itself.
   absl::Duration slow_start;  // What the first launch takes longer.
 
+  // Anything for MakeFaultyBackend.
   bool any() const { return device_lost || device_memory || bug || slow_start > absl::ZeroDuration(); }
 };
 
-// "device_lost@N", "device_memory@N", "bug@N", "slow_start@DURATION", several separated by commas; "": none.
+// "device_lost@N", "device_memory@N", "bug@N", "kernel_trap@N", "slow_start@DURATION", several separated by commas; "": none.
 // INVALID_ARGUMENT: anything else.
 absl::StatusOr<Faults> ParseFaults(absl::string_view text);
 

@@ -1,5 +1,10 @@
 #include "server/gauges.h"
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 
 namespace sinkhorn {
@@ -14,7 +19,7 @@ constexpr char kArchitecture[] = "other";
 #endif
 
 // A bounded label: the backend and the device's index, not its name.
-std::string DeviceLabel(const DeviceDescription& device) { return absl::StrCat(device.backend, ":0"); }
+std::string DeviceLabel(const DeviceDescription& device) { return absl::StrCat(device.backend, ":", device.index); }
 
 void AddStateGauges(const SinkhornServer* server, Metrics* metrics) {
   const struct {
@@ -35,33 +40,60 @@ void AddStateGauges(const SinkhornServer* server, Metrics* metrics) {
                     {}, [server] { return static_cast<double>(server->held_bytes()); });
 }
 
-void AddQueueGauges(const Scheduler* scheduler, Metrics* metrics) {
-  metrics->AddGauge("sinkhorn_queue_requests", "Requests that wait for the device.", {},
-                    [scheduler] { return static_cast<double>(scheduler->stats().queue_requests); });
-  metrics->AddGauge("sinkhorn_queue_bytes", "Bytes of inputs and outputs of the requests that wait.", {},
-                    [scheduler] { return static_cast<double>(scheduler->stats().queue_bytes); });
-  metrics->AddGauge("sinkhorn_queue_predicted_seconds", "Predicted device time of the requests that wait.", {},
-                    [scheduler] { return scheduler->stats().queue_predicted_seconds; });
-  metrics->AddGauge("sinkhorn_queue_oldest_age_seconds", "How long the oldest of them has waited.", {},
-                    [scheduler] { return absl::ToDoubleSeconds(scheduler->stats().queue_oldest_age); });
+// The queue is the server's: the devices' together.
+void AddQueueGauges(const Executors* executors, Metrics* metrics) {
+  const auto add = [&](const char* name, const char* help, auto value, auto combine) {
+    metrics->AddGauge(name, help, {}, [executors, value, combine] {
+      double all = 0;
+      for (const Executor& executor : executors->all()) all = combine(all, value(executor.scheduler->stats()));
+      return all;
+    });
+  };
+  const auto sum = [](double a, double b) { return a + b; };
+  const auto most = [](double a, double b) { return std::max(a, b); };
+  using Stats = const SchedulerStats&;
+  add(
+      "sinkhorn_queue_requests", "Requests that wait for a device.",
+      [](Stats stats) { return static_cast<double>(stats.queue_requests); }, sum);
+  add(
+      "sinkhorn_queue_bytes", "Bytes of inputs and outputs of the requests that wait.",
+      [](Stats stats) { return static_cast<double>(stats.queue_bytes); }, sum);
+  add(
+      "sinkhorn_queue_predicted_seconds",
+      "Predicted device time of the requests that wait; of several devices, the longest.",
+      [](Stats stats) { return stats.queue_predicted_seconds; }, most);
+  add(
+      "sinkhorn_queue_oldest_age_seconds", "How long the oldest of them has waited.",
+      [](Stats stats) { return absl::ToDoubleSeconds(stats.queue_oldest_age); }, most);
 }
 
-void AddDeviceGauges(const SinkhornServer* server, const Scheduler* scheduler, const DeviceDescription& device,
-                     Metrics* metrics) {
-  const std::string label = DeviceLabel(device);
-  metrics->AddGauge(
-      "sinkhorn_device_memory_bytes", "Memory by use: 'total' of the device, 'requests' waiting or resident.",
-      {{"device", label}, {"pool", "total"}}, [bytes = device.memory_bytes] { return static_cast<double>(bytes); });
-  metrics->AddGauge("sinkhorn_device_memory_bytes", "", {{"device", label}, {"pool", "requests"}},
-                    [scheduler] { return static_cast<double>(scheduler->stats().bytes); });
-  metrics->AddGauge("sinkhorn_device_healthy", "1 unless the device is lost.", {{"device", label}},
-                    [server] { return server->device_lost() ? 0 : 1; });
+void AddDeviceGauges(const Executors* executors, Metrics* metrics) {
+  constexpr char kMemory[] = "sinkhorn_device_memory_bytes";
+  for (const Executor& executor : executors->all()) {
+    const std::string label = DeviceLabel(executor.device);
+    metrics->AddGauge(kMemory,
+                      "Memory by use: 'total' of the device, 'requests' waiting or resident, and the backend's pools.",
+                      {{"device", label}, {"pool", "total"}},
+                      [bytes = executor.device.memory_bytes] { return static_cast<double>(bytes); });
+    metrics->AddGauge(kMemory, "", {{"device", label}, {"pool", "requests"}},
+                      [&executor] { return static_cast<double>(executor.scheduler->stats().bytes); });
+    const size_t pools = executor.backend->memory().size();
+    for (size_t i = 0; i < pools; ++i) {
+      metrics->AddGauge(kMemory, "", {{"device", label}, {"pool", executor.backend->memory()[i].pool}},
+                        [&executor, i] { return static_cast<double>(executor.backend->memory()[i].bytes); });
+    }
+  }
+  for (const Executor& executor : executors->all()) {
+    metrics->AddGauge("sinkhorn_device_healthy", "1 unless the device is lost.",
+                      {{"device", DeviceLabel(executor.device)}},
+                      [&executor] { return executor.scheduler->stats().device_lost ? 0 : 1; });
+  }
 }
 
 }  // namespace
 
-void AddServerGauges(const SinkhornServer* server, const Scheduler* scheduler, const DeviceDescription& device,
-                     const BuildInfo& build, Metrics* metrics) {
+void AddServerGauges(const SinkhornServer* server, const Executors* executors, const BuildInfo& build,
+                     Metrics* metrics) {
   metrics->AddGauge("sinkhorn_build_info", "What is running; always 1.",
                     {{"version", build.version},
                      {"commit", build.commit},
@@ -69,20 +101,33 @@ void AddServerGauges(const SinkhornServer* server, const Scheduler* scheduler, c
                      {"arch", kArchitecture}},
                     [] { return 1; });
   AddStateGauges(server, metrics);
-  AddQueueGauges(scheduler, metrics);
-  AddDeviceGauges(server, scheduler, device, metrics);
+  AddQueueGauges(executors, metrics);
+  AddDeviceGauges(executors, metrics);
 }
 
-std::function<void(const RoundInfo&)> RoundCounter(const DeviceDescription& device, Metrics* metrics) {
-  // A round mixes families: that is the point of it.
-  const std::string label = DeviceLabel(device);
-  Counter* batches = metrics->batches.With({label, "all"});
-  Histogram* problems = metrics->batch_problems.With({"all"});
+std::function<void(const RoundInfo&)> RoundCounter(const Backend& backend, Metrics* metrics) {
+  // What a lane has met so far: its thread alone looks there, and finds no lock.
+  struct Entry {
+    const char* family;
+    Counter* batches;
+    Histogram* problems;
+  };
+  const auto lanes = std::make_shared<std::vector<std::vector<Entry>>>(std::max(1, backend.lanes()));
+  const std::string label = DeviceLabel(backend.device());
   Counter* busy = metrics->device_busy_seconds.With({label});
-  return [batches, problems, busy](const RoundInfo& round) {
-    batches->Add();
-    problems->Observe(static_cast<double>(round.problem_count));
+  return [lanes, label, busy, metrics](const RoundInfo& round) {
     busy->Add(round.seconds);
+    std::vector<Entry>& seen = (*lanes)[round.lane];
+    for (const RoundInfo::Share& share : round.families) {
+      auto entry = std::find_if(seen.begin(), seen.end(), [&](const Entry& e) { return e.family == share.family; });
+      if (entry == seen.end()) {
+        const std::string name = *share.family != 0 ? share.family : "all";
+        entry = seen.insert(entry,
+                            {share.family, metrics->batches.With({label, name}), metrics->batch_problems.With({name})});
+      }
+      entry->batches->Add();
+      entry->problems->Observe(static_cast<double>(share.problem_count));
+    }
   };
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/backend.h"
+#include "server/executors.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
 #include "server/service.h"
@@ -19,12 +20,12 @@ struct BuildInfo {
   bool cuda = false;
 };
 
-// `server` and `scheduler` must outlive the collection of `metrics`.
-void AddServerGauges(const SinkhornServer* server, const Scheduler* scheduler, const DeviceDescription& device,
-                     const BuildInfo& build, Metrics* metrics);
+// `server` and `executors` must outlive the collection of `metrics`.
+void AddServerGauges(const SinkhornServer* server, const Executors* executors, const BuildInfo& build,
+                     Metrics* metrics);
 
-// To be called after each round of the scheduler. `metrics` must outlive it.
-std::function<void(const RoundInfo&)> RoundCounter(const DeviceDescription& device, Metrics* metrics);
+// To be called after each round of the backend's scheduler. `metrics` must outlive it.
+std::function<void(const RoundInfo&)> RoundCounter(const Backend& backend, Metrics* metrics);
 
 }  // namespace sinkhorn
 

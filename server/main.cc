@@ -27,6 +27,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "prometheus/exposer.h"
 #include "server/config.h"
+#include "server/executors.h"
 #include "server/fault.h"
 #include "server/gauges.h"
 #include "server/golden.h"
@@ -37,6 +38,7 @@
 #include "server/service.h"
 
 #if SINKHORN_HAVE_CUDA
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device.h"
 #endif
 
@@ -54,32 +56,62 @@ constexpr absl::Duration kSilence = absl::Milliseconds(200);
 constexpr absl::Duration kSilenceTimeout = absl::Seconds(2);
 constexpr int kCertificateRefreshSeconds = 10;
 
-// ---- Backend --------------------------------------------------------------------------------------------------------
+// ---- Devices --------------------------------------------------------------------------------------------------------
 
-// One line on what this machine and this build have.
-std::string CudaFindings() {
+using Backends = std::vector<std::unique_ptr<Backend>>;
+
+// One for each of the devices that --devices names. NOT_FOUND: this machine or this build has none.
+absl::StatusOr<Backends> MakeCudaBackends(const CudaFlags& flags, const Faults& faults) {
 #if SINKHORN_HAVE_CUDA
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);  // Or each kernel's first request waits for its code.
   const auto devices = ListDevices();
-  if (!devices.ok()) return std::string(devices.status().message());
-  if (devices->empty()) return "no CUDA device found";
-  return absl::StrCat(devices->size(), " CUDA device(s) found, the first is ", devices->front().name);
+  if (!devices.ok()) return absl::NotFoundError(devices.status().message());
+  if (devices->empty()) return absl::NotFoundError("no CUDA device found");
+  std::vector<int> indices = flags.devices;
+  for (size_t i = 0; flags.devices.empty() && i < devices->size(); ++i) indices.push_back(static_cast<int>(i));
+  CudaBackendOptions options;
+  options.lanes = flags.lanes;
+  options.memory_bytes = flags.memory_bytes;
+  options.fault_at_slice = faults.kernel_trap;
+  Backends backends;
+  for (int index : indices) {
+    auto backend = MakeCudaBackend(index, options);
+    if (!backend.ok()) return backend.status();
+    backends.push_back(*std::move(backend));
+  }
+  return backends;
 #else
-  return "built without nvcc, so without CUDA";
+  (void)flags, (void)faults;
+  return absl::NotFoundError("built without nvcc, so without CUDA");
 #endif
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Config& config) {
-  if (config.backend == "cuda") {
-    return absl::UnimplementedError(
-        absl::StrCat("--backend=cuda: this version has no CUDA backend yet; use cpu or auto (", CudaFindings(), ")"));
+absl::StatusOr<Backends> MakeBackends(const Config& config) {
+  std::string why;
+  if (config.backend != "cpu") {
+    absl::StatusOr<Backends> cuda = MakeCudaBackends(config.cuda, config.faults);
+    if (cuda.ok()) return cuda;
+    // A device that is there and does not work is for its owner to see, not to be worked around.
+    if (config.backend == "cuda" || !absl::IsNotFound(cuda.status())) {
+      return absl::Status(cuda.status().code(),
+                          absl::StrCat("--backend=", config.backend, ": ", cuda.status().message()));
+    }
+    why = std::string(cuda.status().message());
   }
-  std::unique_ptr<Backend> backend = MakeCpuBackend(config.cpu);
-  if (config.backend == "auto") {
-    Log(Severity::kInfo, "backend",
-        {{"chosen", backend->device().name},
-         {"why", absl::StrCat("auto; no CUDA backend in this version; ", CudaFindings())}});
+  Backends backends;
+  backends.push_back(MakeCpuBackend(config.cpu));
+  if (!why.empty()) {
+    Log(Severity::kInfo, "backend", {{"chosen", backends[0]->device().name}, {"why", absl::StrCat("auto; ", why)}});
   }
-  return backend;
+  return backends;
+}
+
+// The flags' options, with the default that depends on the device.
+SchedulerOptions OptionsFor(const Backend& backend, SchedulerOptions options) {
+  if (options.max_working_bytes > 0) return options;
+  const DeviceDescription device = backend.device();
+  options.max_working_bytes = device.backend == "cuda" ? device.memory_bytes / 4 * 3 : int64_t{4} << 30;
+  return options;
 }
 
 // ---- gRPC -----------------------------------------------------------------------------------------------------------
@@ -141,6 +173,7 @@ class Process {
 
  private:
   absl::Status Start();
+  absl::Status StartDevices();
   absl::Status StartGrpc();
   absl::Status StartMetrics();
   absl::Status WritePortFile() const;
@@ -151,8 +184,9 @@ class Process {
   // In the order of dependence: later ones use earlier ones.
   Metrics* metrics_ = nullptr;  // Owned by metrics_owner_.
   std::shared_ptr<Metrics> metrics_owner_;
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Scheduler> scheduler_;
+  Backends backends_;
+  std::vector<std::unique_ptr<Scheduler>> schedulers_;  // One for each backend.
+  std::unique_ptr<Executors> executors_;
   std::unique_ptr<SinkhornServer> service_;
   HealthService health_;
   std::unique_ptr<grpc::Server> server_;
@@ -188,30 +222,47 @@ absl::Status Process::StartMetrics() {
   return absl::OkStatus();
 }
 
+// Makes a backend and a scheduler for each device.
+absl::Status Process::StartDevices() {
+  auto backends = MakeBackends(config_);
+  if (!backends.ok()) return backends.status();
+  backends_ = *std::move(backends);
+  std::vector<Executor> executors;
+  for (std::unique_ptr<Backend>& backend : backends_) {
+    if (config_.faults.any()) backend = MakeFaultyBackend(config_.faults, std::move(backend));
+    schedulers_.push_back(std::make_unique<Scheduler>(
+        backend.get(), RealClock(), OptionsFor(*backend, config_.scheduler), RoundCounter(*backend, metrics_)));
+    executors.emplace_back(backend.get(), schedulers_.back().get());
+  }
+  executors_ = std::make_unique<Executors>(std::move(executors));
+  return absl::OkStatus();
+}
+
 absl::Status Process::Start() {
-  auto backend = MakeBackend(config_);
-  if (!backend.ok()) return backend.status();
-  backend_ = *std::move(backend);
-  if (config_.faults.any()) backend_ = MakeFaultyBackend(config_.faults, std::move(backend_));
   metrics_owner_ = std::make_shared<Metrics>();
   metrics_ = metrics_owner_.get();
-  scheduler_ = std::make_unique<Scheduler>(backend_.get(), RealClock(), config_.scheduler,
-                                           RoundCounter(backend_->device(), metrics_));
+  if (absl::Status status = StartDevices(); !status.ok()) return status;
   ServiceOptions options = config_.service;
   options.on_device_lost = [] { kill(getpid(), kDeviceLostSignal); };
-  service_ = std::make_unique<SinkhornServer>(backend_.get(), scheduler_.get(), metrics_, options);
-  AddServerGauges(service_.get(), scheduler_.get(), backend_->device(),
-                  {options.version, options.commit, SINKHORN_HAVE_CUDA != 0}, metrics_);
-  scheduler_->Start();
+  service_ = std::make_unique<SinkhornServer>(executors_.get(), metrics_, options);
+  AddServerGauges(service_.get(), executors_.get(), {options.version, options.commit, SINKHORN_HAVE_CUDA != 0},
+                  metrics_);
+  for (auto& scheduler : schedulers_) scheduler->Start();
   if (absl::Status status = StartGrpc(); !status.ok()) return status;
   if (absl::Status status = StartMetrics(); !status.ok()) return status;
   Log(Severity::kInfo, "listening",
       {{"address", config_.listen}, {"port", absl::StrCat(port_)}, {"metrics_port", absl::StrCat(metrics_port_)}});
 
-  if (absl::Status status = CheckGoldenProblems(scheduler_.get(), kGoldenTimeout); !status.ok()) return status;
+  for (const Executor& executor : executors_->all()) {
+    if (absl::Status status = CheckGoldenProblems(executor.scheduler, kGoldenTimeout); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(executor.device.name, ": ", status.message()));
+    }
+  }
   service_->SetState(ServiceState::kReady);
   health_.SetReady(true);
-  Log(Severity::kInfo, "ready", {{"device", backend_->device().name}, {"version", options.version}});
+  for (const Executor& executor : executors_->all()) {
+    Log(Severity::kInfo, "ready", {{"device", executor.device.name}, {"version", options.version}});
+  }
   return WritePortFile();
 }
 
@@ -240,7 +291,7 @@ void Process::Leave(absl::Duration timeout) {
   service_->SetState(ServiceState::kStopping);
   const bool idle = service_->AwaitIdle(absl::Now() + timeout);
   const int64_t left = service_->requests_in_flight();
-  scheduler_->Stop();
+  for (auto& scheduler : schedulers_) scheduler->Stop();
   if (timeout > absl::ZeroDuration()) service_->AwaitSilence(kSilence, absl::Now() + kSilenceTimeout);
   health_.Shutdown();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));

@@ -171,10 +171,11 @@ Metrics::Metrics()
       iterations("sinkhorn_iterations", "Iterations of a solved request.", {"problem"}, NewCount),
       marginal_error("sinkhorn_marginal_error", "Larger L1 marginal error of a solved request, in units of mass.",
                      {"problem"}, NewError),
-      batches("sinkhorn_batches_total", "Rounds in which a device advanced its resident problems.",
+      batches("sinkhorn_batches_total",
+              "Rounds in which a device advanced its resident problems, for each kernel family that took part.",
               {"device", "family"}, NewCounter),
-      batch_problems("sinkhorn_batch_problems", "Problems (members of all requests) that shared a round.", {"family"},
-                     NewCount),
+      batch_problems("sinkhorn_batch_problems", "Problems (members of all requests) of a family that shared a round.",
+                     {"family"}, NewCount),
       device_busy_seconds("sinkhorn_device_busy_seconds_total", "Time spent in rounds.", {"device"}, NewCounter) {}
 
 void Metrics::AddGauge(std::string name, std::string help, Labels labels, std::function<double()> value) {

@@ -27,7 +27,7 @@ class Metrics : public prometheus::Collectable {
   Family<Counter> requests_rejected;      // {reason}
   Family<Counter> requests_abandoned;     // {stage, cause}
   Family<Counter> wasted_device_seconds;  // {cause}
-  Family<Histogram> stage_seconds;        // {stage}: decode, queue, solve, encode
+  Family<Histogram> stage_seconds;        // {stage}: decode, queue, h2d, solve, d2h, encode
   Family<Counter> outcomes;               // {problem, outcome}
   Family<Histogram> iterations;           // {problem}
   Family<Histogram> marginal_error;       // {problem}

@@ -61,6 +61,7 @@ absl::Status Scheduler::Impl::Submit(Task* task, TaskId* id) {
     *id = scheduled->id = ++last_id_;
     scheduled->task = std::move(*task);
     bytes_ += scheduled->task.bytes;
+    load_ns_.fetch_add(scheduled->predicted_ns, std::memory_order_relaxed);
     tasks_.emplace(scheduled->id, scheduled.get());
     queue_.Push(std::move(scheduled));
     notify = Ring();
@@ -210,6 +211,7 @@ void Scheduler::StopAccepting() { impl_->StopAccepting(); }
 bool Scheduler::AwaitEmpty(absl::Time deadline) { return impl_->AwaitEmpty(deadline); }
 void Scheduler::Stop() { impl_->Stop(); }
 SchedulerStats Scheduler::stats() const { return impl_->stats(); }
+double Scheduler::LoadSeconds() const { return impl_->LoadSeconds(); }
 void Scheduler::Start() { impl_->Start(); }
 bool Scheduler::RunRound(int lane) { return impl_->RunRound(lane).worked; }
 

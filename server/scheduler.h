@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/backend.h"
@@ -103,9 +104,14 @@ struct SchedulerStats {
 
 // What a round did, for metrics. Called on the lane's thread without the lock.
 struct RoundInfo {
+  struct Share {
+    const char* family = "";  // Solve::family.
+    int64_t problem_count = 0;
+  };
   int lane = 0;
   int64_t problem_count = 0, request_count = 0;
   double seconds = 0;
+  absl::InlinedVector<Share, 4> families;  // The problems by family.
 };
 
 class Scheduler {
@@ -138,6 +144,8 @@ class Scheduler {
   void Stop();
 
   SchedulerStats stats() const;
+  // The backend's predictions for all that waits and runs. Takes no lock.
+  double LoadSeconds() const;
 
   // Starts one thread per lane that runs rounds until Stop.
   void Start();

@@ -10,6 +10,7 @@
 #define SINKHORN_SERVER_SCHEDULER_IMPL_H_
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -56,6 +57,7 @@ class Scheduler::Impl {
   bool AwaitEmpty(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   SchedulerStats stats() const ABSL_LOCKS_EXCLUDED(mutex_);
+  double LoadSeconds() const { return static_cast<double>(load_ns_.load(std::memory_order_relaxed)) * 1e-9; }
   void Start();
   // What a lane's thread needs to know after a round.
   struct Round {
@@ -118,6 +120,7 @@ class Scheduler::Impl {
   int64_t resident_problems_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t resident_working_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t resident_predicted_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<int64_t> load_ns_{0};  // Predicted, of `tasks_`. Changed under the lock, read without.
   Calibration calibration_ ABSL_GUARDED_BY(mutex_);
   bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;

@@ -23,6 +23,17 @@ absl::Status EndReason(const ScheduledTask& task, absl::Time now) {
                                                                           : "the deadline passed while running");
 }
 
+// Counts the problems of a resident for its family.
+void CountFamily(const ScheduledTask& task, RoundInfo* info) {
+  const char* family = task.solve->family();
+  for (RoundInfo::Share& share : info->families) {
+    if (share.family != family) continue;  // String literals: an address is a name.
+    share.problem_count += task.task.problem.count;
+    return;
+  }
+  info->families.push_back({family, task.task.problem.count});
+}
+
 // A task's part in what its launch costs; > 0.
 double Weight(const ScheduledTask& task) { return static_cast<double>(task.predicted_ns) + 1; }
 
@@ -161,14 +172,15 @@ void Scheduler::Impl::Advance(Lane* lane) {
   const absl::Time start = clock_->Now();
   double weights = 0;
   lane->solves.clear();
+  RoundInfo info;
   for (ScheduledTaskPtr& task : lane->residents) {
     TaskTiming& timing = task->result.timing;
     if (timing.launch_count++ == 0) task->first_launch = start;
     timing.batch_problem_count = std::max(timing.batch_problem_count, lane->problems);
     weights += Weight(*task);
     lane->solves.push_back(task->solve.get());
+    CountFamily(*task, &info);
   }
-  RoundInfo info;
   info.lane = lane->index;
   info.problem_count = lane->problems;
   info.request_count = static_cast<int64_t>(lane->residents.size());
@@ -220,6 +232,7 @@ void Scheduler::Impl::HandOver(Lane* lane, Tasks* ended) {
     for (ScheduledTaskPtr& task : *ended) {
       tasks_.erase(task->id);
       bytes_ -= task->task.bytes;
+      load_ns_.fetch_sub(task->predicted_ns, std::memory_order_relaxed);
       if (task->result.status.ok()) {
         calibration_.Add(absl::ToDoubleSeconds(task->result.timing.lane_time),
                          static_cast<double>(task->predicted_ns) * 1e-9);

@@ -60,8 +60,8 @@ const char* StateName(ServiceState state) {
 
 class SinkhornServer::Rpc final : public Base {
  public:
-  Rpc(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options)
-      : context_(backend, scheduler, metrics, options) {}
+  Rpc(const Executors* executors, Metrics* metrics, const ServiceOptions& options)
+      : context_(executors, metrics, options) {}
 
   ServiceContext* context() { return &context_; }
   StreamRegistry* streams() { return &streams_; }
@@ -95,10 +95,12 @@ class SinkhornServer::Rpc final : public Base {
     const ServiceOptions& options = context_.options;
     info->set_version(options.version);
     info->set_commit(options.commit);
-    v1::Device* device = info->add_devices();
-    device->set_name(context_.device.name);
-    device->set_backend(context_.device.backend);
-    device->set_memory_bytes(context_.device.memory_bytes);
+    for (const Executor& executor : context_.executors->all()) {
+      v1::Device* device = info->add_devices();
+      device->set_name(executor.device.name);
+      device->set_backend(executor.device.backend);
+      device->set_memory_bytes(executor.device.memory_bytes);
+    }
     v1::Limits* limits = info->mutable_limits();
     limits->set_max_points(options.limits.max_points);
     limits->set_max_dimension(options.limits.max_dimension);
@@ -118,8 +120,8 @@ class SinkhornServer::Rpc final : public Base {
   StreamRegistry streams_;
 };
 
-SinkhornServer::SinkhornServer(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options)
-    : rpc_(std::make_unique<Rpc>(backend, scheduler, metrics, options)) {}
+SinkhornServer::SinkhornServer(const Executors* executors, Metrics* metrics, const ServiceOptions& options)
+    : rpc_(std::make_unique<Rpc>(executors, metrics, options)) {}
 
 SinkhornServer::~SinkhornServer() = default;
 

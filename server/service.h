@@ -15,7 +15,7 @@
 
 #include "absl/time/time.h"
 #include "grpcpp/impl/codegen/service_type.h"
-#include "kernels/backend.h"
+#include "server/executors.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
 #include "server/validate.h"
@@ -50,8 +50,8 @@ enum class ServiceState {
 class SinkhornServer {
  public:
   // All outlive the service. Solves may come as soon as the state is kReady.
-  SinkhornServer(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options);
-  // REQUIRES: the gRPC server is shut down and the scheduler is stopped.
+  SinkhornServer(const Executors* executors, Metrics* metrics, const ServiceOptions& options);
+  // REQUIRES: the gRPC server is shut down and the schedulers are stopped.
   ~SinkhornServer();
 
   // To be registered with a grpc::ServerBuilder.

@@ -90,6 +90,7 @@ SolveCall::SolveCall(ServiceContext* context, absl::Time deadline, bool in_strea
     : context_(context),
       deadline_(deadline),
       in_stream_(in_stream),
+      executor_(&context->executors->front()),
       arena_(InitialBlock(arena_block_, sizeof(arena_block_))) {}
 
 void SolveCall::Start(grpc::ByteBuffer* message) {
@@ -116,7 +117,7 @@ void SolveCall::Start(grpc::ByteBuffer* message) {
 void SolveCall::Cancel() {
   cancelled_.store(true);
   // Either this sees the task, or Submit sees the flag.
-  if (const TaskId id = task_id_.load()) context_->scheduler->Cancel(id);
+  if (const TaskId id = task_id_.load()) executor_->scheduler->Cancel(id);
 }
 
 void SolveCall::Process() {
@@ -134,6 +135,7 @@ void SolveCall::Process() {
       error = context_->Incident(request_id_, StrCat("decode: ", exception.what()));
     }
   }
+  executor_ = &context_->executors->LeastLoaded();  // Before task_id_, which tells Cancel that there is one.
   if (!error.has_value()) error = CheckFeasible();
   before_queue_ = absl::Now() - arrived_;
   context_->decode_seconds->Observe(absl::ToDoubleSeconds(before_queue_));
@@ -189,7 +191,7 @@ optional<Error> SolveCall::CheckFeasible() const {
   if (deadline_ == absl::InfiniteFuture() || prepared_.problem.solver.tolerance > 0) return nullopt;
   const absl::Duration left = deadline_ - absl::Now();
   const absl::Duration needed =
-      absl::Seconds(kPredictionSlack * context_->backend->PredictedSeconds(prepared_.problem));
+      absl::Seconds(kPredictionSlack * executor_->backend->PredictedSeconds(prepared_.problem));
   if (needed <= left) return nullopt;
   return InfeasibleDeadline(left, needed);
 }
@@ -203,18 +205,18 @@ void SolveCall::Submit() {
   TaskId id = 0;
   submitted_ = true;
   Ref();  // The answer may come, and be the end of this, before Submit returns.
-  const absl::Status status = context_->scheduler->Submit(&task, &id);
+  const absl::Status status = executor_->scheduler->Submit(&task, &id);
   if (!status.ok()) {
     submitted_ = false;
     Fail(SubmitError(status));
   } else {
     task_id_.store(id);
-    if (cancelled_.load()) context_->scheduler->Cancel(id);
+    if (cancelled_.load()) executor_->scheduler->Cancel(id);
   }
   Unref();
 }
 
-Error SolveCall::Full(absl::string_view why) const { return QueueFull(context_->scheduler->PushbackHint(), why); }
+Error SolveCall::Full(absl::string_view why) const { return QueueFull(executor_->scheduler->PushbackHint(), why); }
 
 Error SolveCall::SubmitError(const absl::Status& status) const {
   switch (status.code()) {
@@ -236,8 +238,16 @@ Error SolveCall::SubmitError(const absl::Status& status) const {
 // On the scheduler's thread.
 void SolveCall::OnSolved(const TaskResult& result) {
   context_->queue_seconds->Observe(absl::ToDoubleSeconds(result.timing.queue));
-  if (result.timing.launch_count > 0) context_->solve_seconds->Observe(absl::ToDoubleSeconds(result.timing.compute));
   result_ = result;
+  if (result.timing.launch_count > 0) {
+    // Copies are part of the first and the last slice.
+    const SolveReport& report = result.report;
+    compute_seconds_ =
+        std::max(0.0, absl::ToDoubleSeconds(result.timing.compute) - report.h2d_seconds - report.d2h_seconds);
+    if (report.h2d_seconds > 0) context_->h2d_seconds->Observe(report.h2d_seconds);
+    context_->solve_seconds->Observe(compute_seconds_);
+    if (report.d2h_seconds > 0) context_->d2h_seconds->Observe(report.d2h_seconds);
+  }
   if (!result.status.ok()) return Fail(SolveError(result));
   if (prepared_.problem.count > kInlineMembers && context_->TrySchedule([this] { Encode(); })) return;
   Encode();
@@ -301,14 +311,15 @@ void SolveCall::FillResponse() {
   Fill(result_.report.convergence, response_->mutable_convergence());
   for (const Convergence& member : prepared_.members) Fill(member, response_->add_members());
   v1::Execution* execution = response_->mutable_execution();
-  execution->set_backend(context_->device.backend);
-  execution->set_device(context_->device.name);
+  execution->set_backend(executor_->device.backend);
+  execution->set_device(executor_->device.name);
   execution->set_precision(ToProto(result_.report.precision));
   execution->set_family(result_.report.family);
   execution->set_batch_problem_count(result_.timing.batch_problem_count);
   execution->set_launch_count(result_.timing.launch_count);
   execution->set_queue_seconds(absl::ToDoubleSeconds(before_queue_ + result_.timing.queue));
-  execution->set_compute_seconds(absl::ToDoubleSeconds(result_.timing.compute));
+  execution->set_transfer_seconds(result_.report.h2d_seconds + result_.report.d2h_seconds);
+  execution->set_compute_seconds(compute_seconds_);
 }
 
 grpc::ByteBuffer SolveCall::EncodeReply() {

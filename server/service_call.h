@@ -67,6 +67,7 @@ class SolveCall {
 
   const absl::Time deadline_;
   const bool in_stream_;
+  const Executor* executor_;  // Whose device solves it; chosen when it is decoded.
   absl::Time arrived_;
   std::atomic<int> references_{1};
   std::atomic<bool> cancelled_{false};
@@ -82,6 +83,7 @@ class SolveCall {
   Prepared prepared_;
   TaskResult result_;
   absl::Duration before_queue_;
+  double compute_seconds_ = 0;
 
   char arena_block_[2048];
   google::protobuf::Arena arena_;

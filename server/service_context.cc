@@ -9,17 +9,17 @@
 
 namespace sinkhorn {
 
-ServiceContext::ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options)
-    : backend(backend),
-      scheduler(scheduler),
+ServiceContext::ServiceContext(const Executors* executors, Metrics* metrics, const ServiceOptions& options)
+    : executors(executors),
       metrics(metrics),
       options(options),
-      device(backend->device()),
       solve_started(metrics->calls_started.With({kSolveMethod})),
       solve_ok_seconds(metrics->call_seconds.With({kSolveMethod, "OK"})),
       decode_seconds(metrics->stage_seconds.With({"decode"})),
       queue_seconds(metrics->stage_seconds.With({"queue"})),
+      h2d_seconds(metrics->stage_seconds.With({"h2d"})),
       solve_seconds(metrics->stage_seconds.With({"solve"})),
+      d2h_seconds(metrics->stage_seconds.With({"d2h"})),
       encode_seconds(metrics->stage_seconds.With({"encode"})),
       next_incident_(absl::Uniform<uint64_t>(absl::BitGen())),
       pool_(options.threads, /*allow_spinning=*/false) {

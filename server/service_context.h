@@ -15,6 +15,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/executors.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
 #include "server/service.h"
@@ -50,7 +51,7 @@ class HeldBytes {
 
 class ServiceContext {
  public:
-  ServiceContext(Backend* backend, Scheduler* scheduler, Metrics* metrics, const ServiceOptions& options);
+  ServiceContext(const Executors* executors, Metrics* metrics, const ServiceOptions& options);
 
   // Runs `work` on the pool. False: too much waits for it already, and `work` was not taken.
   bool TrySchedule(std::function<void()> work);
@@ -66,11 +67,9 @@ class ServiceContext {
   // Logs a bug of ours and makes the error that refers to it.
   Error Incident(absl::string_view request_id, absl::string_view what);
 
-  Backend* const backend;
-  Scheduler* const scheduler;
+  const Executors* const executors;
   Metrics* const metrics;
   const ServiceOptions options;
-  const DeviceDescription device;
   const absl::Time started = absl::Now();
   std::atomic<ServiceState> state{ServiceState::kWarming};
   std::atomic<int64_t> in_flight{0};
@@ -79,7 +78,9 @@ class ServiceContext {
   Histogram* const solve_ok_seconds;
   Histogram* const decode_seconds;
   Histogram* const queue_seconds;
+  Histogram* const h2d_seconds;
   Histogram* const solve_seconds;
+  Histogram* const d2h_seconds;
   Histogram* const encode_seconds;
   SolvedMetrics solved[3];  // By ProblemKind.
 

@@ -102,8 +102,8 @@ absl::Status Context::Health() const {
 }
 
 bool Context::CountSlice() {
-  if (options.fault_after_slices <= 0) return false;
-  return slices_.fetch_add(1) == options.fault_after_slices;
+  if (options.fault_at_slice <= 0) return false;
+  return slices_.fetch_add(1) + 1 == options.fault_at_slice;
 }
 
 void LaunchFault(cudaStream_t stream) { FaultKernel<<<1, 1, 0, stream>>>(); }

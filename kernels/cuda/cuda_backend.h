@@ -33,7 +33,7 @@ struct CudaBackendOptions {
   int copy_threads = 3;                       // That help to copy large tensors.
   int64_t spin_us = 200;                      // A lane waits this long without sleeping.
   // For tests.
-  int64_t fault_after_slices = 0;             // The slice after so many meets a kernel that traps; 0: none.
+  int64_t fault_at_slice = 0;                 // This one, counted from 1, meets a kernel that traps; 0: none.
   std::vector<const cuda::Family*> families;  // Instead of cuda::Families().
 };
 

@@ -61,7 +61,7 @@ void ExpectLost(Backend* backend) {
 TEST(CudaFaultTest, AnInjectedFaultLosesTheDevice) {
   const int outcome = InChild([] {
     CudaBackendOptions options;
-    options.fault_after_slices = 2;
+    options.fault_at_slice = 3;
     auto backend = Make(options);
     const EchoProblem problem(3, 5, 5);
     EXPECT_TRUE(SolveOne(backend.get(), problem, 0).ok());

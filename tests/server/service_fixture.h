@@ -32,6 +32,7 @@ class ServiceTest : public testing::Test {
   FakeBackend backend_;
   Metrics metrics_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Executors> executors_;
   std::unique_ptr<SinkhornServer> service_;
   std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
@@ -39,10 +40,11 @@ class ServiceTest : public testing::Test {
 
   void Start(ServiceState state = ServiceState::kReady) {
     options_.queue = scheduler_options_;
-    scheduler_ = std::make_unique<Scheduler>(&backend_, RealClock(), scheduler_options_,
-                                             RoundCounter(backend_.device(), &metrics_));
-    service_ = std::make_unique<SinkhornServer>(&backend_, scheduler_.get(), &metrics_, options_);
-    AddServerGauges(service_.get(), scheduler_.get(), backend_.device(), {"1.2.3", "abc", false}, &metrics_);
+    scheduler_ =
+        std::make_unique<Scheduler>(&backend_, RealClock(), scheduler_options_, RoundCounter(backend_, &metrics_));
+    executors_ = std::make_unique<Executors>(std::vector<Executor>{{&backend_, scheduler_.get()}});
+    service_ = std::make_unique<SinkhornServer>(executors_.get(), &metrics_, options_);
+    AddServerGauges(service_.get(), executors_.get(), {"1.2.3", "abc", false}, &metrics_);
     service_->SetState(state);
     scheduler_->Start();
     grpc::ServerBuilder builder;
