@@ -8,7 +8,7 @@ const std::vector<const Family*>& Families() {
   static const auto* const kFamilies = new std::vector<const Family*>{
       // RegisterNormalization(),
       // OnChipNormalization(),
-      // Transport(),
+      Transport(),
   };
   return *kFamilies;
 }

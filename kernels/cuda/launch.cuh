@@ -1,0 +1,33 @@
+// The one place with <<<>>>: a kernel on a stream, with dynamic shared memory if it wants any.
+#ifndef SINKHORN_KERNELS_CUDA_LAUNCH_CUH_
+#define SINKHORN_KERNELS_CUDA_LAUNCH_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sinkhorn {
+namespace cuda {
+
+// No blocks: no launch. `smem_bytes` above 48 KiB: the kernel's limit is raised first.
+template <typename... Parameters, typename... Arguments>
+inline void LaunchKernel(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
+                         cudaStream_t stream, const Arguments&... arguments) {
+  if (blocks == 0) return;
+  if (smem_bytes > 48 * 1024) {
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+  }
+  kernel<<<static_cast<unsigned>(blocks), threads, smem_bytes, stream>>>(arguments...);
+}
+
+// The block's dynamic shared memory.
+__device__ inline char* DynamicShared() {
+  extern __shared__ __align__(128) char dynamic_shared[];
+  return dynamic_shared;
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_LAUNCH_CUH_

@@ -1,0 +1,283 @@
+// From a solution to its outputs: vectors, scalars, the primal bound, and what the host is told after each slice.
+//
+// The primal bound is the primal value of P rounded to the marginals, in float64 (kernels/cpu/transport_bound.h):
+//   P' = diag(min(1, a / r)) P;  P'' = P' diag(min(1, b / c'));  Q = P'' + (a - P'' 1)(b - P''^T 1)^T / |a - P'' 1|_1
+//   bound = <C, Q> + eps KL(Q | a b^T)
+// Its sums are passes of transport_half_step.cu.
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_control.cuh"
+#include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_tile.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+__device__ double Potential(const Member& member, int engine, int side, int i) {
+  return member.phi(engine, member.state(engine)->parity, side)[i] + member.Shift(engine, side, i);
+}
+
+// ---- Primal bound -------------------------------------------------------------------------------------------------
+
+// Potentials for whole distances, and the plan's own weights.
+__global__ void __launch_bounds__(kThreads) BoundStartKernel(LaunchTable table) {
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = table.jobs[work.job];
+  const int blocks = RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1);
+  const Member member{job, work.block / blocks};
+  const int block = static_cast<int>(work.block % blocks);
+  const int side = block < RowBlocks(job, 0, 0) ? 0 : 1;
+  const int i = (side == 0 ? block : block - RowBlocks(job, 0, 0)) * kTile + threadIdx.x;
+  if (threadIdx.x >= kTile || i >= job.size[side]) return;
+  member.At<double>(job.at.bound_psi[side])[i] =
+      Potential(member, 0, side, i) - member.Shift(0, side, i, /*distance=*/true);
+  member.At<double>(job.at.bound_log_weight[side])[i] = member.log_mass(side)[i];
+}
+
+// sum of eps (a b - Q) + Q (C + eps log(Q / (a b))) over a row block.
+template <bool kDense>
+__global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) {
+  __shared__ TileMemory<kDense, kDouble> memory;
+  __shared__ double scratch[kThreads];
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = table.jobs[work.job];
+  const int blocks = RowBlocks(job, 0, 0);
+  const Member member{job, work.block / blocks};
+  const int block = static_cast<int>(work.block % blocks), row0 = block * kTile;
+  const double epsilon = job.solver.epsilon;
+  const TileContext c = MakeTileContext(job, member.index, 0, 0, epsilon);
+  double total = 0, value = 0;
+  for (int k = threadIdx.x; k < blocks; k += kThreads) total += member.At<BlockStats>(job.at.bound_stats)[k].error;
+  total = BlockSum(total, scratch);
+  const double* psi[2] = {member.At<double>(job.at.bound_psi[0]), member.At<double>(job.at.bound_psi[1])};
+  const double* weight[2] = {member.At<double>(job.at.bound_log_weight[0]),
+                             member.At<double>(job.at.bound_log_weight[1])};
+  const double* lack[2] = {member.At<double>(job.at.bound_lack[0]), member.At<double>(job.at.bound_lack[1])};
+  for (int col0 = 0; col0 < c.columns; col0 += kTile) {
+    double z[4][4];
+    MakeTile<kDense, kDouble>(c, row0, col0, &memory, z);
+    for (int r = 0; r < 4; ++r) {
+      const int i = row0 + 4 * c.row_lane + r;
+      if (i >= c.rows) continue;
+      const double share = total > 0 ? lack[0][i] / total : 0;
+      for (int k = 0; k < 4; ++k) {
+        const int j = col0 + 4 * c.col_lane + k;
+        if (j >= c.columns) continue;
+        const double product = member.mass(0)[i] * member.mass(1)[j];
+        const double exponent = z[r][k] + (Term(psi[0], weight[0], c.scale, i) + Term(psi[1], weight[1], c.scale, j));
+        const double q = exp2(exponent) + share * lack[1][j];
+        const double cost =
+            member.Shift(0, 0, i, /*distance=*/true) + member.Shift(0, 1, j, /*distance=*/true) - z[r][k] / c.scale;
+        value += epsilon * (product - q);
+        if (q > 0) value += q * (cost + epsilon * log(q / product));
+      }
+    }
+  }
+  value = BlockSum(value, scratch);
+  if (threadIdx.x == 0) member.At<double>(job.at.bound_partial)[block] = value;
+}
+
+// ---- Vectors ------------------------------------------------------------------------------------------------------
+
+// d(dual) / d mass_i of one engine's problem, one argument at a time.
+__device__ double DualSlope(const Member& member, int engine, int side, double rho, int i) {
+  const double f = Potential(member, engine, side, i), epsilon = member.job.solver.epsilon;
+  return (isinf(rho) ? f : -rho * expm1(-f / rho)) -
+         epsilon * (member.ratio(engine, side)[i] - member.state(engine)->total_mass[1 - side]);
+}
+
+__device__ void StorePoint(const Member& member, int side, int i) {
+  const Job& job = member.job;
+  const Outputs& out = job.out;
+  const int64_t at = member.index * job.size[side] + i;
+  const OutputView& potential = side == 0 ? out.f : out.g;
+  const OutputView& sums = side == 0 ? out.row_sums : out.column_sums;
+  const OutputView& gradient = side == 0 ? out.gradient_a : out.gradient_b;
+  const OutputView& self = side == 0 ? out.f_aa : out.g_bb;
+  const double mass = member.mass(side)[i];
+  if (potential.data != nullptr) StoreOutput(potential, at, Potential(member, 0, side, i));
+  if (sums.data != nullptr) StoreOutput(sums, at, mass == 0 ? 0 : mass * member.ratio(0, side)[i]);
+  if (self.data != nullptr && job.engines > 1) {
+    StoreOutput(self, at, (Potential(member, 1 + side, 0, i) + Potential(member, 1 + side, 1, i)) / 2);
+  }
+  if (gradient.data == nullptr) return;
+  const double rho = side == 0 ? job.solver.rho_a : job.solver.rho_b;
+  double slope = DualSlope(member, 0, side, rho, i);
+  if (job.engines > 1) {
+    const double* total = member.state(0)->total_mass;
+    slope -= (DualSlope(member, 1 + side, 0, rho, i) + DualSlope(member, 1 + side, 1, rho, i)) / 2;
+    slope += job.solver.epsilon * (total[side] - total[1 - side]);
+  }
+  StoreOutput(gradient, at, slope);
+}
+
+__global__ void __launch_bounds__(kThreads) StoreKernel(LaunchTable table) {
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = table.jobs[work.job];
+  const int of_side = static_cast<int>(CeilDiv(job.size[0], kThreads));
+  const int blocks = of_side + static_cast<int>(CeilDiv(job.size[1], kThreads));
+  const int block = static_cast<int>(work.block % blocks), side = block < of_side ? 0 : 1;
+  const int i = (side == 0 ? block : block - of_side) * kThreads + threadIdx.x;
+  if (i < job.size[side]) StorePoint(Member{job, work.block / blocks}, side, i);
+}
+
+// ---- Scalars ------------------------------------------------------------------------------------------------------
+
+struct DualValue {
+  double value, rounding;
+};
+// <a, f> + <b, g> - eps (sum P - mass_a mass_b), and what rounding may have added to it: an exponent is a sum of rounded
+// terms, and densities and their sums are rounded too.
+__device__ DualValue DualOf(const Member& member, int engine) {
+  __shared__ double scratch[kThreads];
+  const Job& job = member.job;
+  const EngineState& state = *member.state(engine);
+  double dual = 0, plan_mass = 0, terms = 0, largest[2] = {0, 0};
+  for (int side = 0; side < 2; ++side) {
+    const BlockStats* stats = member.stats(engine, side);
+    for (int k = threadIdx.x; k < RowBlocks(job, engine, side); k += kThreads) {
+      dual += stats[k].dual;
+      terms += stats[k].terms;
+      if (side == 0) plan_mass += stats[k].plan_mass;
+      largest[side] = fmax(largest[side], stats[k].largest);
+    }
+  }
+  dual = BlockSum(dual, scratch);
+  plan_mass = BlockSum(plan_mass, scratch);
+  terms = BlockSum(terms, scratch);
+  const double both = BlockMax(largest[0], scratch) + BlockMax(largest[1], scratch);
+  const double epsilon = job.solver.epsilon, masses = state.total_mass[0] * state.total_mass[1];
+  const double exponent = state.mode == kFloat ? 0x1p-21 : 0x1p-49, density = state.mode == kDouble ? 1e-13 : 2e-6;
+  return {epsilon * masses + dual - epsilon * plan_mass,
+          epsilon * plan_mass * (exponent * both + density) + 1e-13 * (epsilon * masses + terms)};
+}
+
+// <C, P>: what the passes added up, and the shifts' part.
+__device__ double LinearValue(const Member& member) {
+  __shared__ double scratch[kThreads];
+  const Job& job = member.job;
+  double products = 0, shifts = 0;
+  for (int k = threadIdx.x; k < RowBlocks(job, 0, 0); k += kThreads) {
+    products += member.At<double>(job.at.linear_value)[k];
+  }
+  for (int side = 0; side < 2 && !job.dense; ++side) {
+    for (int i = threadIdx.x; i < job.size[side]; i += kThreads) {
+      const double mass = member.mass(side)[i];
+      if (mass > 0) shifts += mass * member.ratio(0, side)[i] * member.Shift(0, side, i);
+    }
+  }
+  products = BlockSum(products, scratch);
+  shifts = BlockSum(shifts, scratch);
+  return shifts - products * job.solver.epsilon / kLog2E;
+}
+
+__device__ Convergence WorstOf(const Member& member) {
+  Convergence worst = {};
+  for (int e = 0; e < member.job.engines; ++e) {
+    const EngineState& s = *member.state(e);
+    worst.iterations = max(worst.iterations, s.iterations);
+    worst.marginal_error_a = fmax(worst.marginal_error_a, s.error[0]);
+    worst.marginal_error_b = fmax(worst.marginal_error_b, s.error[1]);
+    if (e == 0 || !s.converged) worst.stop_reason = static_cast<StopReason>(s.reason);
+    worst.converged = (e == 0 || worst.converged) && s.converged;
+  }
+  return worst;
+}
+
+__global__ void __launch_bounds__(kThreads) ScalarsKernel(LaunchTable table) {
+  __shared__ double scratch[kThreads];
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = table.jobs[work.job];
+  const Member member{job, work.block};
+  const Outputs& out = job.out;
+  const DualValue cross = DualOf(member, 0);
+  double value = cross.value;
+  if (job.engines > 1) {
+    const double difference = member.state(0)->total_mass[0] - member.state(0)->total_mass[1];
+    value += job.solver.epsilon / 2 * difference * difference;
+    for (int self = 1; self <= 2; ++self) value -= DualOf(member, self).value / 2;
+  }
+  double linear = 0, bound = 0;
+  if (out.value_linear != nullptr) linear = LinearValue(member);
+  if (job.wants_bound) {
+    for (int k = threadIdx.x; k < RowBlocks(job, 0, 0); k += kThreads) {
+      bound += member.At<double>(job.at.bound_partial)[k];
+    }
+    bound = BlockSum(bound, scratch);
+  }
+  if (threadIdx.x != 0) return;
+  if (out.value != nullptr) out.value[member.index] = value;
+  if (out.dual_bound != nullptr) out.dual_bound[member.index] = cross.value - cross.rounding;
+  if (out.value_linear != nullptr) out.value_linear[member.index] = linear;
+  if (out.primal_bound != nullptr) out.primal_bound[member.index] = bound;
+  if (out.convergence != nullptr) out.convergence[member.index] = WorstOf(member);
+}
+
+// ---- Reports ------------------------------------------------------------------------------------------------------
+
+// The worst over all members; thread 0 goes through what the threads found, in the order of members.
+__global__ void __launch_bounds__(kThreads) ReportKernel(LaunchTable table, JobReport* reports) {
+  __shared__ JobReport parts[kThreads];
+  const Job& job = table.jobs[blockIdx.x];
+  JobReport r = {0, 0, 0, 1, 0, INT32_MAX, {0, 0}, -1, 0};
+  const int64_t each = CeilDiv(job.count, kThreads);
+  const int64_t last = min(job.count, (threadIdx.x + 1) * each);
+  r.reason = -1;
+  for (int64_t m = threadIdx.x * each; m < last; ++m) {
+    const Member member{job, m};
+    const Convergence worst = WorstOf(member);
+    for (int e = 0; e < job.engines; ++e) {
+      const EngineState& s = *member.state(e);
+      r.running += s.stopped ? 0 : 1;
+      r.modes |= 1 << s.mode;
+      if (s.stopped && !s.finite && r.diverged < 0) r.diverged = m, r.diverged_iterations = s.iterations;
+      r.least_iterations = min(r.least_iterations, s.iterations);
+    }
+    r.iterations = max(r.iterations, worst.iterations);
+    r.error[0] = fmax(r.error[0], worst.marginal_error_a);
+    r.error[1] = fmax(r.error[1], worst.marginal_error_b);
+    if (m == 0 || !worst.converged) r.reason = static_cast<int>(worst.stop_reason);
+    r.converged = r.converged && worst.converged;
+  }
+  parts[threadIdx.x] = r;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int k = 1; k < kThreads; ++k) {
+    const JobReport& p = parts[k];
+    r.running += p.running;
+    r.modes |= p.modes;
+    r.iterations = max(r.iterations, p.iterations);
+    r.least_iterations = min(r.least_iterations, p.least_iterations);
+    if (r.diverged < 0 && p.diverged >= 0) r.diverged = p.diverged, r.diverged_iterations = p.diverged_iterations;
+    for (int side = 0; side < 2; ++side) r.error[side] = fmax(r.error[side], p.error[side]);
+    if (p.reason >= 0) r.reason = p.reason;
+    r.converged = r.converged && p.converged;
+  }
+  reports[blockIdx.x] = r;
+}
+
+}  // namespace
+
+int64_t BoundBlocks(const Job& job) { return RowBlocks(job, 0, 0); }
+
+void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
+  LaunchKernel(BoundStartKernel, blocks, kThreads, 0, stream, table);
+}
+void LaunchBoundValue(const LaunchTable& table, int64_t blocks, bool dense, cudaStream_t stream) {
+  LaunchKernel(dense ? BoundValueKernel<true> : BoundValueKernel<false>, blocks, kThreads, 0, stream, table);
+}
+
+int64_t StoreBlocks(const Job& job) { return CeilDiv(job.size[0], kThreads) + CeilDiv(job.size[1], kThreads); }
+
+void LaunchStore(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
+  LaunchKernel(StoreKernel, blocks, kThreads, 0, stream, table);
+}
+void LaunchScalars(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
+  LaunchKernel(ScalarsKernel, blocks, kThreads, 0, stream, table);
+}
+void LaunchReport(const LaunchTable& table, JobReport* reports, cudaStream_t stream) {
+  LaunchKernel(ReportKernel, table.job_count, kThreads, 0, stream, table, reports);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn

@@ -1,0 +1,297 @@
+// Inputs to the workspace: points centred on their own mean, masses and their logarithms, first potentials, and from the
+// data's ranges the arithmetic that each member needs.
+//
+// Step 0  sums and ranges of chunks of points, ranges of chunks of costs
+// Step 1  centres and boxes of the clouds
+// Step 2  points, norms, masses, potentials
+// Step 3  states
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_launch.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+constexpr int kChunkPoints = 512;  // Rows of a chunk in step 0.
+constexpr int kChunkCosts = 16384;
+constexpr int kBlockPoints = 64;  // Rows of a block in step 2.
+constexpr int kWarps = kThreads / 32;
+
+__host__ __device__ int PointChunks(const Job& job, int side) {
+  return static_cast<int>(CeilDiv(job.size[side], kChunkPoints));
+}
+__host__ __device__ int PointBlocks(const Job& job, int side) {
+  return static_cast<int>(CeilDiv(job.size[side], kBlockPoints));
+}
+__host__ __device__ int64_t CostChunks(const Job& job) {
+  return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
+}
+
+// Step 0, points: thread t adds up coordinate t % dim (or t, t + kThreads ...) of every rows-th row.
+__device__ void SumChunk(const Member& member, int side, int chunk) {
+  const Job& job = member.job;
+  __shared__ double scratch[3][kThreads];
+  const TensorView& view = side == 0 ? job.in.x : job.in.y;
+  const int dim = job.dim, count = job.size[side];
+  const int lanes = min(dim, kThreads), rows = kThreads / lanes;
+  const int lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
+  const int first = chunk * kChunkPoints, last = min(count, first + kChunkPoints);
+  double* out = member.At<double>(job.at.chunk_sums[side]) + int64_t{3} * dim * chunk;
+  for (int k0 = 0; k0 < dim; k0 += lanes) {
+    const int k = k0 + lane;
+    double sum = 0, low = INFINITY, high = -INFINITY;
+    if (row < rows && k < dim) {
+      for (int i = first + row; i < last; i += rows) {
+        const double value = LoadInput(view, member.index, int64_t{count} * dim, int64_t{i} * dim + k);
+        sum += value;
+        low = fmin(low, value);
+        high = fmax(high, value);
+      }
+    }
+    __syncthreads();
+    scratch[0][threadIdx.x] = sum;
+    scratch[1][threadIdx.x] = low;
+    scratch[2][threadIdx.x] = high;
+    __syncthreads();
+    if (row == 0 && k < dim) {
+      for (int r = 1; r < rows; ++r) {
+        sum += scratch[0][r * lanes + lane];
+        low = fmin(low, scratch[1][r * lanes + lane]);
+        high = fmax(high, scratch[2][r * lanes + lane]);
+      }
+      out[k] = sum;
+      out[dim + k] = low;
+      out[2 * dim + k] = high;
+    }
+  }
+}
+
+__device__ void RangeOfCosts(const Member& member, int64_t chunk) {
+  const Job& job = member.job;
+  __shared__ double scratch[kThreads];
+  const int64_t size = int64_t{job.size[0]} * job.size[1];
+  const int64_t last = min(size, (chunk + 1) * kChunkCosts);
+  double low = INFINITY, high = -INFINITY;
+  for (int64_t i = chunk * kChunkCosts + threadIdx.x; i < last; i += kThreads) {
+    const double cost = LoadInput(job.in.cost, member.index, size, i);
+    low = fmin(low, cost);
+    high = fmax(high, cost);
+  }
+  low = -BlockMax(-low, scratch);
+  high = BlockMax(high, scratch);
+  if (threadIdx.x == 0) member.At<ChunkStats>(job.at.chunk_stats)[chunk] = {low, high, 0};
+}
+
+// Step 1: the chunks' sums to the centre; their ranges to those of the cloud, in place of the first chunk's.
+__device__ void CentreOf(const Member& member, int side) {
+  const Job& job = member.job;
+  const int dim = job.dim, chunks = PointChunks(job, side);
+  double* in = member.At<double>(job.at.chunk_sums[side]);
+  for (int k = threadIdx.x; k < dim; k += kThreads) {
+    double sum = 0, low = INFINITY, high = -INFINITY;
+    for (int c = 0; c < chunks; ++c) {
+      const double* chunk = in + int64_t{3} * dim * c;
+      sum += chunk[k];
+      low = fmin(low, chunk[dim + k]);
+      high = fmax(high, chunk[2 * dim + k]);
+    }
+    in[dim + k] = low;
+    in[2 * dim + k] = high;
+    member.At<double>(job.at.centre[side])[k] = sum / job.size[side];
+  }
+}
+
+// Step 2: one warp a point.
+__device__ void CentrePoint(const Member& member, int side, int i, double* radius2) {
+  const Job& job = member.job;
+  const TensorView& view = side == 0 ? job.in.x : job.in.y;
+  const int dim = job.dim, count = job.size[side];
+  const double* centre = member.At<double>(job.at.centre[side]);
+  const double* theirs = member.At<double>(job.at.centre[1 - side]);
+  double* points64 = member.At<double>(job.at.points64[side]) + int64_t{i} * dim;
+  float* points32 = member.At<float>(job.at.points32[side]) + int64_t{i} * dim;
+  double norm2 = 0, along = 0, apart2 = 0;
+  for (int k = threadIdx.x % 32; k < dim; k += 32) {
+    const double apart = side == 0 ? centre[k] - theirs[k] : theirs[k] - centre[k];
+    const double value = LoadInput(view, member.index, int64_t{count} * dim, int64_t{i} * dim + k) - centre[k];
+    points64[k] = value;
+    if (job.precision != Precision::kDouble) points32[k] = static_cast<float>(value);
+    norm2 += value * value;
+    along += value * apart;
+    apart2 += apart * apart;
+  }
+  for (int lane = 16; lane > 0; lane /= 2) {
+    norm2 += __shfl_xor_sync(0xffffffffu, norm2, lane);
+    along += __shfl_xor_sync(0xffffffffu, along, lane);
+    apart2 += __shfl_xor_sync(0xffffffffu, apart2, lane);
+  }
+  *radius2 = norm2;
+  if (threadIdx.x % 32 != 0) return;
+  // C = kappa |x + d - y|^2 with d = centre_x - centre_y.
+  member.At<double>(job.at.linear[side])[i] = job.in.kappa * (side == 0 ? 2 * along + apart2 : -2 * along);
+  member.At<double>(job.at.norm2[side])[i] = job.in.kappa * norm2;
+}
+
+__device__ void PreparePoints(const Member& member, int side, int block) {
+  const Job& job = member.job;
+  __shared__ double scratch[kThreads];
+  const int count = job.size[side], first = block * kBlockPoints, last = min(count, first + kBlockPoints);
+  double high = 0, total = 0;
+  if (!job.dense) {
+    for (int i = first + static_cast<int>(threadIdx.x) / 32; i < last; i += kWarps) {
+      double radius2;
+      CentrePoint(member, side, i, &radius2);
+      high = fmax(high, radius2);
+    }
+    __syncthreads();  // The shifts are there.
+  }
+  const int i = first + threadIdx.x;
+  if (threadIdx.x < kBlockPoints && i < last) {
+    const TensorView& view = side == 0 ? job.in.a : job.in.b;
+    const double mass = view.data == nullptr ? 1.0 / count : LoadInput(view, member.index, count, i);
+    member.mass(side)[i] = mass;
+    member.log_mass(side)[i] = mass > 0 ? log2(mass) : kVoid;
+    total = mass;
+    const TensorView& initial = side == 0 ? job.in.initial_f : job.in.initial_g;
+    const double f = initial.data == nullptr ? 0 : LoadInput(initial, member.index, count, i);
+    member.phi(0, 0, side)[i] = f - member.Shift(0, side, i);
+    if (job.engines > 1) {
+      for (int s = 0; s < 2; ++s) member.phi(1 + side, 0, s)[i] = -member.Shift(1 + side, s, i);
+    }
+  }
+  high = BlockMax(high, scratch);
+  total = BlockSum(total, scratch);
+  if (threadIdx.x != 0) return;
+  ChunkStats* stats = member.At<ChunkStats>(job.at.chunk_stats) + (job.dense ? CostChunks(job) : 0);
+  stats[side == 0 ? block : PointBlocks(job, 0) + block] = {0, high, total};
+}
+
+// Step 3.
+struct Ranges {
+  double low, high;           // Of the costs.
+  double radius[2], mass[2];  // Of the clouds; total masses.
+  double box;                 // kappa |diagonal of the box around both|^2
+};
+__device__ Ranges RangesOf(const Member& member) {
+  const Job& job = member.job;
+  __shared__ double scratch[kThreads];
+  Ranges ranges = {0, 0, {0, 0}, {0, 0}, 0};
+  const ChunkStats* stats = member.At<ChunkStats>(job.at.chunk_stats);
+  if (job.dense) {
+    double low = INFINITY, high = -INFINITY;
+    const int64_t chunks = CostChunks(job);
+    for (int64_t k = threadIdx.x; k < chunks; k += kThreads) {
+      low = fmin(low, stats[k].low);
+      high = fmax(high, stats[k].high);
+    }
+    ranges.low = -BlockMax(-low, scratch);
+    ranges.high = BlockMax(high, scratch);
+    stats += chunks;
+  }
+  for (int side = 0; side < 2; ++side) {
+    double high = 0, mass = 0;
+    for (int k = threadIdx.x; k < PointBlocks(job, side); k += kThreads) {
+      high = fmax(high, stats[k].high);
+      mass += stats[k].mass;
+    }
+    ranges.radius[side] = sqrt(BlockMax(high, scratch));
+    ranges.mass[side] = BlockSum(mass, scratch);
+    stats += PointBlocks(job, side);
+  }
+  if (job.dense) return ranges;
+  double box = 0;
+  const double* x = member.At<double>(job.at.chunk_sums[0]) + job.dim;
+  const double* y = member.At<double>(job.at.chunk_sums[1]) + job.dim;
+  for (int k = threadIdx.x; k < job.dim; k += kThreads) {
+    const double side = fmax(x[job.dim + k], y[job.dim + k]) - fmin(x[k], y[k]);
+    box += side * side;
+  }
+  ranges.box = job.in.kappa * BlockSum(box, scratch);
+  return ranges;
+}
+
+__device__ int ModeFor(const Job& job, double cost_max) {
+  if (job.precision == Precision::kDouble) return kDouble;
+  // A float32 exponent must not spoil the potentials, nor a certificate that is asked for.
+  const double exponent = cost_max / job.solver.epsilon, tolerance = job.solver.tolerance;
+  return exponent > kFloatExponentMax || (tolerance > 0 && kFloatExponentError * exponent > tolerance) ? kMixed
+                                                                                                       : kFloat;
+}
+
+__device__ void PrepareStates(const Member& member) {
+  const Job& job = member.job;
+  const SolverOptions& solver = job.solver;
+  const Ranges r = RangesOf(member);
+  for (int64_t k = threadIdx.x; k < job.engines * job.at.arrival_stride; k += kThreads) {
+    member.At<unsigned>(job.at.arrivals)[k] = 0;
+  }
+  if (threadIdx.x >= job.engines) return;
+  const int engine = threadIdx.x;
+  const bool unbalanced = !isinf(solver.rho_a) || !isinf(solver.rho_b);
+  double cost_max, range;
+  if (job.dense) {
+    cost_max = fmax(fabs(r.low), fabs(r.high));
+    range = r.high - r.low;
+  } else {
+    const double radius = fmax(r.radius[0], r.radius[1]);
+    cost_max = 2 * job.in.kappa * (solver.debias ? radius * radius : r.radius[0] * r.radius[1]);
+    range = r.box;
+    if (unbalanced) cost_max += range;  // Damping acts on whole potentials: their shift does not cancel.
+  }
+  EngineState s = {};
+  const double start = fmax(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
+  s.epsilon = solver.epsilon_decay > 0 ? start : solver.epsilon;
+  s.relaxation.weight = 1;
+  s.relaxation.ceiling = 2 - 1e-4;
+  s.relax = s.previous_relax = 1;
+  for (int side = 0; side < 2; ++side) s.total_mass[side] = r.mass[MeasureOf(engine, side)];
+  s.cost_max = cost_max;
+  s.starting = engine > 0 || job.starting;
+  s.fresh = 1;
+  s.mode = ModeFor(job, cost_max);
+  s.reason = static_cast<int>(StopReason::kMaxIterations);
+  if (s.starting) {
+    s.relax = 1;
+  } else if (job.symmetric) {
+    s.relax = 0.5;
+  }
+  *member.state(engine) = s;
+}
+
+__global__ void __launch_bounds__(kThreads) PrepareKernel(LaunchTable table, int step) {
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = table.jobs[work.job];
+  if (step == 3) return PrepareStates(Member{job, work.block});
+  if (step == 1) return CentreOf(Member{job, work.block / 2}, static_cast<int>(work.block % 2));
+  const bool costs = step == 0 && job.dense;
+  const int chunks[2] = {step == 0 ? PointChunks(job, 0) : PointBlocks(job, 0),
+                         step == 0 ? PointChunks(job, 1) : PointBlocks(job, 1)};
+  const int64_t of_member = costs ? CostChunks(job) : chunks[0] + chunks[1];
+  const Member member{job, work.block / of_member};
+  const int64_t rest = work.block % of_member;
+  if (costs) return RangeOfCosts(member, rest);
+  const int side = rest < chunks[0] ? 0 : 1, chunk = static_cast<int>(side == 0 ? rest : rest - chunks[0]);
+  return step == 0 ? SumChunk(member, side, chunk) : PreparePoints(member, side, chunk);
+}
+
+}  // namespace
+
+int64_t PrepareBlocks(const Job& job, int step) {
+  switch (step) {
+    case 0:
+      return job.dense ? CostChunks(job) : PointChunks(job, 0) + PointChunks(job, 1);
+    case 1:
+      return job.dense ? 0 : 2;
+    case 2:
+      return PointBlocks(job, 0) + PointBlocks(job, 1);
+    default:
+      return 1;
+  }
+}
+
+void LaunchPrepare(const LaunchTable& table, int64_t blocks, int step, cudaStream_t stream) {
+  LaunchKernel(PrepareKernel, blocks, kThreads, 0, stream, table, step);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn

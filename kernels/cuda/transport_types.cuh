@@ -1,0 +1,308 @@
+// What the transport kernels share: a resident problem as the device sees it, the state of its solves, and how a block
+// finds its work.
+//
+// A job is a resident problem: `count` members of one shape. Each member is solved by one engine (OT(a, b)), debiased
+// ones by three (also OT(a, a) and OT(b, b)), all at once. Side 0 of an engine has the rows, side 1 the columns.
+//
+// Potentials phi are kept in double, in units of the cost, without the part that the points' centring and norms absorb:
+//   f_i = phi_i + shift_i;  P_ij = 2^(z_ij + phi_i s + phi_j s + log2 a_i + log2 b_j),  s = log2(e) / epsilon.
+// z_ij is a member's exponent without the terms of row and column, in one of three arithmetics:
+//   kFloat   STRICT: float32; clouds 2 kappa s <x_i, y_j>, centred; dense -C_ij s.
+//   kMixed   STRICT where the cost spans too many epsilons for that: z in float64, 2^z in float32.
+//   kDouble  DOUBLE: float64; clouds -kappa s |x_i - y_j|^2, which does not cancel for clusters far apart.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_TYPES_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_TYPES_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/problem.h"
+
+namespace sinkhorn {
+namespace cuda {
+
+constexpr int kThreads = 256;  // Of every block here, unless a kernel says otherwise.
+constexpr int kTile = 64;      // Rows of a block; columns of a step.
+constexpr int kSplitBlocks =
+    264;  // Blocks that a pass over one engine should have at least: two for each SM of an H200.
+constexpr double kLog2E = 1.4426950408889634074;
+constexpr double kVoid = -1e30;               // The log2 of no mass.
+constexpr double kFloatExponentMax = 400;     // Cost over epsilon up to which float32 exponents serve STRICT.
+constexpr double kFloatExponentError = 4e-8;  // Of a density, for each unit of cost over epsilon.
+
+enum Mode : int { kFloat = 0, kMixed = 1, kDouble = 2 };
+
+// What a pass over an engine's rows (or columns) is for.
+enum class Pass : int {
+  kIterate,  // A half step.
+  kMeasure,  // The sums of P at the final potentials.
+  kBound,    // Sums of the plan as the primal bound rounds it, in double: side 0, side 1, side 0.
+};
+
+// Where things lie in a member's part of the workspace, in bytes from its start.
+struct Layout {
+  int64_t state;           // EngineState[engines]
+  int64_t arrivals;        // unsigned[engines][arrival_stride]: one per row block, then one of the engine
+  int64_t arrival_stride;  // unsigneds
+  int64_t mass[2];         // double[n]
+  int64_t log_mass[2];     // double[n], kVoid where there is none
+  int64_t linear[2];       // double[n]: the shift's part that is linear in the point; engine 0 only
+  int64_t norm2[2];        // double[n]: kappa |x|^2, centred
+  int64_t centre[2];       // double[dim]
+  int64_t points64[2];     // double[n, dim], centred
+  int64_t points32[2];     // float[n, dim], centred (not for DOUBLE)
+  int64_t phi[3][2][2];    // [engine][parity][side]: double[size]
+  int64_t ratio[3][2];     // [engine][side]: double[size], marginal / mass
+  int64_t partial[3];      // [engine]: double[splits, rows], log2 sums
+  int64_t stats[3][2];     // [engine][side]: BlockStats[row blocks]
+  int64_t chunk_stats;     // ChunkStats of the preparation
+  int64_t chunk_sums[2];   // double[chunks, 3, dim]: sums, minima, maxima of coordinates
+  int64_t linear_value;    // double[row blocks]: sum P z of a row block
+  int64_t bound_psi[2], bound_log_weight[2], bound_lack[2], bound_partial, bound_stats;
+  int64_t bytes;  // Of a member.
+};
+
+// One resident problem. Passed by address in device memory; plain data.
+struct Job {
+  int64_t count;
+  int32_t size[2];  // n, m
+  int32_t dim;
+  int32_t engines;  // 1 or 3
+  bool dense, symmetric, starting, relaxing, wants_bound;
+  Precision precision;
+  TransportInputs in;
+  SolverOptions solver;
+  Outputs out;
+  char* workspace;
+  Layout at;
+};
+
+// Partial results of one row block.
+struct BlockStats {
+  double error;      // sum mass |ratio - target|
+  double dual;       // sum mass f, or its relaxed form
+  double plan_mass;  // sum mass ratio
+  double largest;    // |phi s|
+  double terms;      // sum |mass f|
+  double finite;     // 1 if all potentials are
+};
+
+// Of a chunk of points or costs, from the preparation.
+struct ChunkStats {
+  double low, high;  // Costs; points: the largest norm^2 in `high`.
+  double mass;
+};
+
+// Automatic over-relaxation: kernels/cpu/relaxation.h says what it does and why.
+struct RelaxationState {
+  double weight, ceiling, log_sum, previous_mean;
+  int32_t count, settled, plain;
+};
+
+struct EngineState {
+  double epsilon;                // Of the iteration in progress.
+  double relax, previous_relax;  // Of the iteration in progress and of the one before.
+  RelaxationState relaxation;
+  double error[2];
+  double best_error;
+  double total_mass[2];
+  double cost_max;
+  int32_t best_iteration;
+  int32_t iterations;
+  int32_t parity;    // Which phi are the present ones.
+  int32_t starting;  // Symmetric: the half steps from zero, not yet an iteration.
+  int32_t fresh;     // Epsilon has just changed: residuals tell nothing yet.
+  int32_t stopped;
+  int32_t reason;  // StopReason
+  int32_t mode;    // Mode
+  int32_t converged;
+  int32_t finite;
+};
+
+// What the host reads of a job after each slice.
+struct JobReport {
+  int32_t running;  // Engines that still iterate.
+  int32_t modes;    // 1 << Mode, over all engines.
+  int32_t iterations;
+  int32_t converged;
+  int32_t reason;
+  int32_t least_iterations;
+  double error[2];
+  int64_t diverged;  // The first member that is not finite, or -1.
+  int32_t diverged_iterations;
+};
+
+// A launch over several jobs: block b belongs to job k with first_block[k] <= b < first_block[k + 1].
+struct LaunchTable {
+  const Job* jobs;
+  const int64_t* first_block;  // [job_count + 1]
+  int32_t job_count;
+};
+
+// ---- Shapes (host and device) -------------------------------------------------------------------------------------
+
+__host__ __device__ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Which of x (0) and y (1) stands on a side of an engine's problem.
+__host__ __device__ inline int MeasureOf(int engine, int side) { return engine == 0 ? side : engine - 1; }
+__host__ __device__ inline int EngineSize(const Job& job, int engine, int side) {
+  return job.size[MeasureOf(engine, side)];
+}
+__host__ __device__ inline int RowBlocks(const Job& job, int engine, int side) {
+  return static_cast<int>(CeilDiv(EngineSize(job, engine, side), kTile));
+}
+// Parts that the columns of a pass are cut into: by the shape alone.
+__host__ __device__ inline int SplitsOf(int64_t rows, int64_t columns) {
+  const int64_t tiles = CeilDiv(columns, kTile), wanted = CeilDiv(kSplitBlocks, CeilDiv(rows, kTile));
+  return static_cast<int>(wanted < tiles ? wanted : tiles);
+}
+__host__ __device__ inline int Splits(const Job& job, int engine, int side) {
+  return SplitsOf(EngineSize(job, engine, side), EngineSize(job, engine, 1 - side));
+}
+__host__ __device__ inline int64_t PassBlocks(const Job& job, int side) {  // Of one member.
+  int64_t blocks = 0;
+  for (int e = 0; e < job.engines; ++e) blocks += int64_t{1} * RowBlocks(job, e, side) * Splits(job, e, side);
+  return blocks;
+}
+__host__ __device__ inline double RhoOf(const Job& job, int engine, int side) {
+  return MeasureOf(engine, side) == 0 ? job.solver.rho_a : job.solver.rho_b;
+}
+__host__ __device__ inline bool IsSymmetric(const Job& job, int engine) { return engine > 0 || job.symmetric; }
+
+// ---- Addresses ----------------------------------------------------------------------------------------------------
+
+// A member's workspace.
+struct Member {
+  const Job& job;
+  int64_t index;
+
+  template <typename T>
+  __device__ T* At(int64_t offset) const {
+    return reinterpret_cast<T*>(job.workspace + index * job.at.bytes + offset);
+  }
+  __device__ EngineState* state(int engine) const { return At<EngineState>(job.at.state) + engine; }
+  __device__ double* mass(int side) const { return At<double>(job.at.mass[side]); }
+  __device__ double* log_mass(int side) const { return At<double>(job.at.log_mass[side]); }
+  __device__ double* phi(int engine, int parity, int side) const {
+    return At<double>(job.at.phi[engine][parity][side]);
+  }
+  __device__ double* ratio(int engine, int side) const { return At<double>(job.at.ratio[engine][side]); }
+  __device__ BlockStats* stats(int engine, int side) const { return At<BlockStats>(job.at.stats[engine][side]); }
+
+  // What is added to phi to get the potential: `distance` says whether z holds whole distances or products.
+  __device__ double Shift(int engine, int side, int i, bool distance) const {
+    if (job.dense) return 0;
+    const int measure = MeasureOf(engine, side);
+    const double linear = engine == 0 ? At<double>(job.at.linear[side])[i] : 0;
+    return distance ? linear : linear + At<double>(job.at.norm2[measure])[i];
+  }
+  __device__ double Shift(int engine, int side, int i) const {
+    return Shift(engine, side, i, job.precision == Precision::kDouble);
+  }
+};
+
+__device__ inline double LoadDouble(DType dtype, const void* data, int64_t i) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return static_cast<const float*>(data)[i];
+    case DType::kFloat64:
+      return static_cast<const double*>(data)[i];
+    case DType::kFloat16:
+      return __half2float(static_cast<const __half*>(data)[i]);
+    case DType::kBFloat16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
+  }
+  return 0;
+}
+// The same to float: what is no double needs no double.
+__device__ inline float LoadFloat(DType dtype, const void* data, int64_t i) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
+  return static_cast<float>(LoadDouble(dtype, data, i));
+}
+template <typename T>
+__device__ inline T LoadAs(DType dtype, const void* data, int64_t i) {
+  if constexpr (sizeof(T) == sizeof(float)) return LoadFloat(dtype, data, i);
+  return static_cast<T>(LoadDouble(dtype, data, i));
+}
+// Element i of a member's tensor of `size` elements.
+__device__ inline double LoadInput(const TensorView& view, int64_t member, int64_t size, int64_t i) {
+  return LoadDouble(view.dtype, view.data, (view.shared ? 0 : member * size) + i);
+}
+__device__ inline void StoreOutput(const OutputView& view, int64_t i, double value) {
+  switch (view.dtype) {
+    case DType::kFloat32:
+      static_cast<float*>(view.data)[i] = static_cast<float>(value);
+      return;
+    case DType::kFloat64:
+      static_cast<double*>(view.data)[i] = value;
+      return;
+    case DType::kFloat16:
+      static_cast<__half*>(view.data)[i] = __double2half(value);
+      return;
+    case DType::kBFloat16:
+      static_cast<__nv_bfloat16*>(view.data)[i] = __double2bfloat16(value);
+      return;
+  }
+}
+
+// ---- Blocks and their work ----------------------------------------------------------------------------------------
+
+// The job of this block and the block's number within it. Barriers inside.
+struct BlockWork {
+  int job;
+  int64_t block;
+};
+__device__ inline BlockWork FindWork(const LaunchTable& table, int64_t block) {
+  __shared__ BlockWork found;
+  for (int k = threadIdx.x; k < table.job_count; k += blockDim.x) {
+    const int64_t first = table.first_block[k];
+    if (first <= block && block < table.first_block[k + 1]) found = {k, block - first};
+  }
+  __syncthreads();
+  return found;
+}
+
+// Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: kThreads doubles.
+__device__ inline double BlockSum(double value, double* scratch) {
+  __syncthreads();
+  scratch[threadIdx.x] = value;
+  __syncthreads();
+  for (int width = blockDim.x / 2; width > 0; width /= 2) {
+    if (threadIdx.x < width) scratch[threadIdx.x] += scratch[threadIdx.x + width];
+    __syncthreads();
+  }
+  return scratch[0];
+}
+__device__ inline double BlockMax(double value, double* scratch) {
+  __syncthreads();
+  scratch[threadIdx.x] = value;
+  __syncthreads();
+  for (int width = blockDim.x / 2; width > 0; width /= 2) {
+    if (threadIdx.x < width) scratch[threadIdx.x] = fmax(scratch[threadIdx.x], scratch[threadIdx.x + width]);
+    __syncthreads();
+  }
+  return scratch[0];
+}
+
+// Counts the arrivals of `expected` blocks at a counter that is 0 before and after; true in the last one, which then
+// sees what the others wrote before. All threads of a block call it.
+__device__ inline bool LastToArrive(unsigned* counter, unsigned expected) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(counter, 1u) + 1 == expected;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_TYPES_CUH_
