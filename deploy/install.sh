@@ -14,6 +14,8 @@ packages=(
   protobuf-compiler protobuf-compiler-grpc
   # The tests.
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv python3-pip python3-dev
+  # The tests of deploy/: namespaces, certificates, alert rules, images, a second balancer.
+  iproute2 openssl prometheus buildah mmdebstrap haproxy
 )
 
 installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null || true)
@@ -31,4 +33,14 @@ fi
 echo "Installing ${missing[*]}"
 apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" >/dev/null; }
 apt update
+# The tests start their own prometheus and haproxy: Debian's packages must not start theirs.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee "$policy" >/dev/null
+  "${sudo[@]}" chmod +x "$policy"
+  trap '"${sudo[@]}" rm -f "$policy"' EXIT
+fi
 apt install --yes --no-install-recommends "${missing[@]}"
+for service in prometheus haproxy; do  # Nor at the next boot.
+  [[ " ${missing[*]} " = *" $service "* ]] && "${sudo[@]}" systemctl -q disable "$service" 2>/dev/null || true
+done

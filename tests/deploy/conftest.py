@@ -1,0 +1,176 @@
+"""What the tests of deploy/ share: programs, certificates, rendered manifests, and pods without a cluster.
+
+The programs are those of bazel-bin, or of $SINKHORN_SERVER, $SINKHORN_CLI and $SINKHORN_LOADGEN.
+"""
+
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SERVICE = "sinkhorn.v1.SinkhornService"
+
+
+def program(variable, path):
+    found = pathlib.Path(os.environ.get(variable, ROOT / "bazel-bin" / path))
+    assert found.exists(), f"{found} is missing: bazel build //{os.path.dirname(path)}/..., or set {variable}"
+    return found
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """server, cli and loadgen."""
+    return {
+        "server": program("SINKHORN_SERVER", "server/sinkhorn_server"),
+        "cli": program("SINKHORN_CLI", "client/cli/sinkhorn"),
+        "loadgen": program("SINKHORN_LOADGEN", "client/loadgen/sinkhorn_loadgen"),
+    }
+
+
+def from_pip(name):
+    """A program that a package of tests/requirements.txt brought."""
+    return pathlib.Path(sys.executable).with_name(name)
+
+
+@pytest.fixture(scope="session", name="from_pip")
+def from_pip_fixture():
+    return from_pip
+
+
+# ---- Manifests ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def render(folder):
+    command = [from_pip("kubectl"), "kustomize", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@pytest.fixture(scope="session")
+def rendered():
+    """rendered(overlay): its documents."""
+    return lambda overlay: render(DEPLOY / "kubernetes/overlays" / overlay)
+
+
+# ---- Certificates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tls_secret(tmp_path_factory):
+    """A folder like a mounted Secret: tls.crt, tls.key, ca.crt; for `sinkhorn` and `localhost`, server and client."""
+    folder = tmp_path_factory.mktemp("secret")
+    script = DEPLOY / "local/certificates.sh"
+    subprocess.run([script, folder], check=True, capture_output=True, timeout=60)
+    return folder
+
+
+# ---- Pods -----------------------------------------------------------------------------------------------------------
+
+# Arguments: the server, the client, "SOURCE:TARGET" for each mounted folder, "--", the command.
+POD_SCRIPT = """
+ip link set lo up
+mount -t tmpfs tmpfs /run
+mkdir /run/bin
+cp "$1" /run/bin/sinkhorn_server
+cp "$2" /run/bin/sinkhorn
+shift 2
+while [ "$1" != -- ]; do
+  mkdir -p "${1#*:}"
+  cp -rL "${1%%:*}"/. "${1#*:}"
+  chmod -R a+rX "${1#*:}"
+  shift
+done
+shift
+mount -o remount,ro /run
+mount -o remount,bind,ro /
+exec "$@"
+"""
+
+
+class Pod:
+    """A pod's container as a node would run it, less image and cgroup: arguments, ports and paths exactly as in the
+    manifest, in a network of its own, on a read-only root, without capabilities and (if the tests run as root) as the
+    manifest's user."""
+
+    def __init__(self, manifest, programs, log_path, mounts=None):
+        spec = manifest["spec"]["template"]["spec"]
+        self.container = spec["containers"][0]
+        volumes = [f"{mounts[mount['name']]}:{mount['mountPath']}" for mount in self.container.get("volumeMounts", [])]
+        self.namespaces = ["--net", "--mount"]
+        drop = ["setpriv", "--no-new-privs"]
+        if os.geteuid() == 0:
+            user, group = spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]
+            drop += [f"--reuid={user}", f"--regid={group}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
+            unshare = ["unshare", *self.namespaces]
+        else:
+            self.namespaces.append("--user")
+            unshare = ["unshare", *self.namespaces, "--map-root-user"]
+        self.log_path = log_path
+        with open(log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *unshare,
+                    *["sh", "-ec", POD_SCRIPT, "sh", programs["server"], programs["cli"], *volumes, "--"],
+                    *[*drop, "env", "-i", "PATH=/run/bin", "/run/bin/sinkhorn_server", *self.container["args"]],
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def run(self, *command, timeout=30):
+        """Runs a command beside the server."""
+        enter = ["nsenter", f"--target={self.process.pid}", *self.namespaces, "--preserve-credentials"]
+        command = [*enter, "env", "PATH=/run/bin:/usr/bin:/bin", *command]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def probe(self, name):
+        """Whether a probe of the manifest succeeds, as Kubernetes would ask."""
+        probe = self.container[name]
+        if "exec" in probe:
+            command = probe["exec"]["command"]
+        else:
+            asked = probe["grpc"]
+            target = f"--server=127.0.0.1:{asked['port']}"
+            command = ["sinkhorn", "health", target, f"--service={asked.get('service', '')}"]
+        return self.run(*command, timeout=probe["timeoutSeconds"] + 5).returncode == 0
+
+    def await_probe(self, name, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not self.probe(name):
+            assert self.process.poll() is None and time.monotonic() < deadline, f"{name}: {self.log()}"
+            time.sleep(0.05)
+
+    def log(self):
+        return self.log_path.read_text()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def start_pod(programs, tmp_path):
+    """start_pod(deployment, mounts): a Pod, killed after the test. Skips where namespaces cannot be made."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    tried = subprocess.run(["unshare", "--net", "--mount", *user, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0 or not shutil.which("ip"):
+        pytest.skip(f"no network and mount namespaces here: {tried.stderr.strip() or 'iproute2 is missing'}")
+    pods = []
+
+    def start(deployment, mounts=None):
+        pods.append(Pod(deployment, programs, tmp_path / f"pod{len(pods)}.log", mounts))
+        return pods[-1]
+
+    yield start
+    for pod in pods:
+        pod.kill()
