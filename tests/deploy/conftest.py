@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,15 @@ def programs():
         "cli": program("SINKHORN_CLI", "client/cli/sinkhorn"),
         "loadgen": program("SINKHORN_LOADGEN", "client/loadgen/sinkhorn_loadgen"),
     }
+
+
+def free_ports(count):
+    """Ports that nobody listens on now; all different."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 def from_pip(name):
