@@ -64,6 +64,11 @@ class CpuSolve final : public Solve {
   Convergence progress() const override { return work_->progress(); }
 
   Work* work() { return work_.get(); }
+  void SetAlone(bool alone) {
+    if (next_ > 0) return;  // Within a phase.
+    work_->SetAlone(alone);
+    Refresh();
+  }
   int64_t remaining() const { return chunks_ - next_; }
   int64_t Take(int64_t count) {  // Returns the first of `count` chunks.
     next_ += count;
@@ -274,8 +279,9 @@ class CpuBackend final : public Backend {
     bool called = false;
     double left = slice_seconds;
     do {
+      for (CpuSolve* solve : active) solve->SetAlone(active.size() == 1 && threads_ > 1);
       const double predicted = Fill(team->round(), active, left * threads_);
-      if (!called && predicted > kSerialSeconds && threads_ > 1) {
+      if (!called && predicted > kSerialSeconds && threads_ > 1 && team->round()->total() > 1) {
         called = true;
         for (int h = 1; h < threads_; ++h) {
           pool_.Schedule([this, team] {

@@ -143,6 +143,21 @@ void FloatFromBFloat16Row(const void* src, int64_t count, float* dst) {
   for (; i < count; ++i) dst[i] = FloatFromBFloat16(LoadBits16(src, i));
 }
 
+void DoubleFromFloat(const void* src, int64_t count, double* dst) {
+  const hn::ScalableTag<double> dd;
+  const hn::Rebind<float, hn::ScalableTag<double>> df;
+  const auto* from = static_cast<const float*>(src);
+  int64_t i = 0;
+  for (const int64_t step = hn::Lanes(dd); i + step <= count; i += step) {
+    hn::StoreU(hn::PromoteTo(dd, hn::LoadU(df, from + i)), dd, dst + i);
+  }
+  for (; i < count; ++i) {
+    float value;
+    std::memcpy(&value, from + i, sizeof value);
+    dst[i] = value;
+  }
+}
+
 void BFloat16FromFloatRow(const float* src, int64_t count, void* dst) {
   const DF df;
   const hn::RebindToSigned<DF> di;
@@ -178,6 +193,7 @@ HWY_EXPORT(FloatFromFloat16);
 HWY_EXPORT(Float16FromFloat);
 HWY_EXPORT(FloatFromBFloat16Row);
 HWY_EXPORT(BFloat16FromFloatRow);
+HWY_EXPORT(DoubleFromFloat);
 
 // Unaligned element access of a plain type.
 template <class T>
@@ -224,7 +240,7 @@ void LoadAsDouble(DType dtype, const void* src, int64_t offset, int64_t count, d
   src = Advanced(dtype, src, offset);
   switch (dtype) {
     case DType::kFloat32:
-      for (int64_t i = 0; i < count; ++i) dst[i] = At<float>(src, i);
+      HWY_DYNAMIC_DISPATCH(DoubleFromFloat)(src, count, dst);
       return;
     case DType::kFloat64:
       std::memcpy(dst, src, count * sizeof(double));

@@ -13,6 +13,72 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
+// ---- Small blocks ------------------------------------------------------------------------------------------------------
+
+#if !defined(__SANITIZE_ADDRESS__)
+constexpr int kSmallestLog2 = 7;
+constexpr int kClasses = 4 * (20 - kSmallestLog2);
+static_assert(size_t{128} << (kClasses / 4) == kPooledBytes);
+
+// Class c has blocks of 128 * 2^(c / 4) * (1 + (c % 4 + 1) / 4) bytes.
+size_t ClassBytes(int c) { return (size_t{128} << c / 4) / 4 * (5 + c % 4); }
+int ClassOf(size_t bytes) {
+  if (bytes <= 128) return 0;
+  const int log2 = 63 - __builtin_clzll(bytes - 1);
+  return 4 * (log2 - kSmallestLog2) + static_cast<int>((bytes - 1) >> (log2 - 2) & 3);
+}
+
+thread_local bool thread_ending = false;
+
+// Blocks of one thread, listed through their first words.
+class ThreadBlocks {
+ public:
+  ~ThreadBlocks() {
+    thread_ending = true;
+    for (int c = 0; c < kClasses; ++c) {
+      while (void* block = Take(c)) std::free(block);
+    }
+  }
+  void* Take(int c) {
+    void* const block = first_[c];
+    if (block == nullptr) return nullptr;
+    first_[c] = *static_cast<void**>(block);
+    bytes_ -= ClassBytes(c);
+    return block;
+  }
+  bool Keep(void* block, int c) {
+    if (bytes_ + ClassBytes(c) > kThreadKeptBytes) return false;
+    *static_cast<void**>(block) = first_[c];
+    first_[c] = block;
+    bytes_ += ClassBytes(c);
+    return true;
+  }
+
+ private:
+  void* first_[kClasses] = {};
+  size_t bytes_ = 0;
+};
+
+ThreadBlocks& GetThreadBlocks() {
+  thread_local ThreadBlocks blocks;
+  return blocks;
+}
+
+void* AllocateSmall(size_t bytes) {
+  const int c = ClassOf(bytes);
+  if (void* block = thread_ending ? nullptr : GetThreadBlocks().Take(c)) return block;
+  return std::aligned_alloc(128, (ClassBytes(c) + 127) / 128 * 128);
+}
+void FreeSmall(void* block, size_t bytes) {
+  if (thread_ending || !GetThreadBlocks().Keep(block, ClassOf(bytes))) std::free(block);
+}
+#else
+void* AllocateSmall(size_t bytes) { return std::aligned_alloc(128, (bytes + 127) / 128 * 128); }
+void FreeSmall(void* block, size_t) { std::free(block); }
+#endif
+
+// ---- Large blocks ------------------------------------------------------------------------------------------------------
+
 struct Block {
   void* memory;
   size_t bytes;
@@ -47,7 +113,7 @@ void* Map(size_t bytes) {
 }  // namespace
 
 void* AllocateBlock(size_t bytes) {
-  if (bytes < kPooledBytes) return std::aligned_alloc(128, (bytes + 127) / 128 * 128);
+  if (bytes < kPooledBytes) return AllocateSmall(bytes);
   const size_t wanted = RoundToPages(bytes);
   Pool& pool = GetPool();
   std::lock_guard<std::mutex> lock(pool.mutex);
@@ -71,7 +137,7 @@ void* AllocateBlock(size_t bytes) {
 
 void FreeBlock(void* memory, size_t bytes) {
   if (memory == nullptr) return;
-  if (bytes < kPooledBytes) return std::free(memory);
+  if (bytes < kPooledBytes) return FreeSmall(memory, bytes);
   Pool& pool = GetPool();
   std::lock_guard<std::mutex> lock(pool.mutex);
   const auto used = pool.sizes.find(memory);

@@ -2,8 +2,8 @@
 // solution.
 //
 // A member goes through engines (its own problem; debiased also OT(a, a) and OT(b, b)), then passes over the plan for
-// what needs one, then stores. Small members run from end to end in one chunk each; large ones offer their engine's
-// chunks.
+// what needs one, then stores. Small members run from end to end in one chunk each, unless there is nothing else to do;
+// large ones offer their engine's chunks.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -20,13 +20,21 @@ namespace cpu {
 namespace {
 
 constexpr int64_t kSmallPairs = 131072;    // A member this small is one chunk.
+constexpr double kSplitSeconds = 30e-6;    // A phase this short is not worth two threads.
 constexpr double kSerialSeconds = 2e-3;    // How long such a chunk may run before it yields.
 constexpr double kFloatExponentMax = 400;  // Cost over epsilon up to which float32 exponents serve STRICT.
+
+// Of making all densities, on one thread.
+double TransportMakeSeconds(const Problem& problem) {
+  const double pairs = static_cast<double>(problem.n) * problem.m;
+  const double width = problem.solver.precision == Precision::kDouble ? 3 : 1;
+  return pairs * width * (0.3e-9 + 0.012e-9 * problem.dim);
+}
 
 class TransportWork final : public Work {
  public:
   TransportWork(const Problem& problem, int64_t kernel_cache_bytes)
-      : problem_(problem), small_(problem.n * problem.m <= kSmallPairs), members_(problem.count) {
+      : problem_(problem), small_(problem.n * problem.m <= kSmallPairs), whole_(small_), members_(problem.count) {
     const int64_t member_bytes =
         problem.n * RoundUp(problem.m, kColumnPad) * (problem.solver.precision == Precision::kDouble ? 8 : 4);
     cache_bytes_ = member_bytes <= kernel_cache_bytes ? member_bytes * 2 : 0;
@@ -37,13 +45,17 @@ class TransportWork final : public Work {
 
   int64_t chunk_count() const override { return chunks_; }
   double chunk_seconds() const override { return chunk_seconds_; }
+  void SetAlone(bool alone) override {
+    alone_ = alone;
+    if (small_ && problem_.count == 1) Refill();
+  }
 
   void RunChunk(int64_t chunk, Scratch* scratch) override {
     const auto unit = std::upper_bound(units_.begin(), units_.end(), chunk,
                                        [](int64_t c, const Unit& u) { return c < u.first_chunk; }) -
                       1;
     auto& member = members_[unit->member];
-    if (!small_) {
+    if (!whole_) {
       if (member == nullptr) {
         member = MakeTransportMember(problem_, unit->member, cache_bytes_);
       } else {
@@ -65,7 +77,7 @@ class TransportWork final : public Work {
     units.swap(units_);
     for (const Unit& unit : units) {
       auto& member = members_[unit.member];
-      if (!small_ && !unit.making) member->EndPhase();
+      if (!whole_ && !unit.making) member->EndPhase();
       if (member->chunk_count() > 0) {
         units_.push_back(unit);
         units_.back().making = false;
@@ -81,7 +93,7 @@ class TransportWork final : public Work {
   SolveReport report() const override { return report_; }
   Convergence progress() const override {
     for (const Unit& unit : units_) {
-      if (!small_ && members_[unit.member] != nullptr) return members_[unit.member]->progress();
+      if (members_[unit.member] != nullptr && !whole_) return members_[unit.member]->progress();
     }
     return report_.convergence;
   }
@@ -98,14 +110,15 @@ class TransportWork final : public Work {
     while (next_member_ < problem_.count && static_cast<int64_t>(units_.size()) < window_) {
       units_.push_back({next_member_++, 0, true});
     }
+    whole_ = small_ && !WorthSplitting();
     chunks_ = 0;
     double seconds = 0;
     for (Unit& unit : units_) {
       unit.first_chunk = chunks_;
       const auto& member = members_[unit.member];
-      if (small_ || member == nullptr) {
+      if (whole_ || member == nullptr) {
         ++chunks_;
-        seconds += small_ ? std::min(kSerialSeconds, TransportSeconds(problem_) / problem_.count)
+        seconds += whole_ ? std::min(kSerialSeconds, TransportSeconds(problem_) / problem_.count)
                           : 2e-9 * (problem_.n + problem_.m) * (problem_.dim + 4);
       } else {
         chunks_ += member->chunk_count();
@@ -113,6 +126,14 @@ class TransportWork final : public Work {
       }
     }
     chunk_seconds_ = chunks_ > 0 ? seconds / chunks_ : 0;
+  }
+
+  // A small member alone: the coming phase is long enough for several threads.
+  bool WorthSplitting() const {
+    if (!alone_ || problem_.count > 1 || units_.empty()) return false;
+    const auto& member = members_[0];
+    return (member == nullptr ? TransportMakeSeconds(problem_) : member->chunk_count() * member->chunk_seconds()) >
+           kSplitSeconds;
   }
 
   void Absorb(int64_t index, const TransportMember& member) {
@@ -139,6 +160,8 @@ class TransportWork final : public Work {
 
   const Problem problem_;
   const bool small_;
+  bool alone_ = false;
+  bool whole_;  // Chunks run members from end to end.
   int64_t cache_bytes_ = 0, window_ = 1, next_member_ = 0, absorbed_ = 0;
   std::vector<std::unique_ptr<TransportMember>> members_;
   std::vector<Unit> units_;
@@ -185,7 +208,7 @@ int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
 double TransportSeconds(const Problem& problem) {
   const double pairs = static_cast<double>(problem.n) * problem.m;
   const double width = problem.solver.precision == Precision::kDouble ? 3 : 1;
-  const double make = pairs * width * (0.3e-9 + 0.012e-9 * problem.dim);
+  const double make = TransportMakeSeconds(problem);
   const double sweep = pairs * 4 <= 256e6 ? pairs * width * 0.15e-9 : make;
   return problem.count * (problem.solver.debias ? 3 : 1) * (3 * make + problem.solver.max_iterations * sweep + 5e-6);
 }

@@ -9,6 +9,12 @@ namespace sinkhorn {
 namespace cpu {
 namespace {
 constexpr double kLog2E = 1.4426950408889634074;
+
+// The tensor's memory from `offset` on if it holds floats that may be read in place.
+const float* AlignedFloats(const TensorView& view, int64_t offset) {
+  if (view.dtype != DType::kFloat32 || reinterpret_cast<uintptr_t>(view.data) % alignof(float) != 0) return nullptr;
+  return static_cast<const float*>(view.data) + offset;
+}
 }  // namespace
 
 Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t dim) {
@@ -19,17 +25,9 @@ Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t
   cloud.centre.Resize(dim);
   cloud.norm2.Allocate(count);
   LoadAsDouble(points.dtype, points.data, points.shared ? 0 : member * count * dim, count * dim, cloud.points.data());
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t k = 0; k < dim; ++k) cloud.centre[k] += cloud.points[i * dim + k];
-  }
-  for (double& c : cloud.centre) c /= count;
+  Centre(cloud.points.data(), count, dim, cloud.centre.data(), cloud.norm2.data());
   double radius2 = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    double* point = cloud.points.data() + i * dim;
-    for (int64_t k = 0; k < dim; ++k) point[k] -= cloud.centre[k];
-    cloud.norm2[i] = DotDouble(point, point, dim);
-    radius2 = std::max(radius2, cloud.norm2[i]);
-  }
+  for (double norm2 : cloud.norm2) radius2 = std::max(radius2, norm2);
   cloud.radius = std::sqrt(radius2);
   return cloud;
 }
@@ -52,15 +50,21 @@ double BoxCost(const Cloud& x, const Cloud& y, double kappa) {
 
 CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m) {
   CostRange range{INFINITY, -INFINITY};
-  double row[512];
   const int64_t offset = cost.shared ? 0 : member * n * m;
+  double row[512], low, high;
   for (int64_t i = 0; i < n * m; i += 512) {
     const int64_t count = std::min<int64_t>(512, n * m - i);
-    LoadAsDouble(cost.dtype, cost.data, offset + i, count, row);
-    for (int64_t k = 0; k < count; ++k) {
-      range.min = std::min(range.min, row[k]);
-      range.max = std::max(range.max, row[k]);
+    if (const float* values = AlignedFloats(cost, offset + i)) {
+      float low_float, high_float;
+      Range(values, count, &low_float, &high_float);
+      low = low_float;
+      high = high_float;
+    } else {
+      LoadAsDouble(cost.dtype, cost.data, offset + i, count, row);
+      Range(row, count, &low, &high);
     }
+    range.min = std::min(range.min, low);
+    range.max = std::max(range.max, high);
   }
   return range;
 }
@@ -69,7 +73,6 @@ template <typename TE, typename T>
 CostSource<TE, T>::CostSource(const Cloud* x, const Cloud* y, double kappa)
     : dense_(false), size_{x->count, y->count}, cloud_{x, y}, kappa_(kappa) {
   const int64_t dim = x->dim;
-  const int64_t panel = kernels_.panel;
   // C = kappa |x + d - y|^2 with d = centre_x - centre_y: what depends on one side alone goes into its shift.
   Buffer<double> d(dim);
   double d2 = 0;
@@ -80,17 +83,14 @@ CostSource<TE, T>::CostSource(const Cloud* x, const Cloud* y, double kappa)
   for (int side = 0; side < 2; ++side) {
     const Cloud& cloud = *cloud_[side];
     shift_[side].Resize(padded(side));
-    packed_[side].Resize(padded(side) * dim);
-    for (int64_t first = 0; first < cloud.count; first += panel) {
-      TE* packed = packed_[side].data() + first * dim;
-      const int64_t count = std::min(panel, cloud.count - first);
-      for (int64_t i = 0; i < count; ++i) {
-        const double* point = cloud.points.data() + (first + i) * dim;
-        for (int64_t k = 0; k < dim; ++k) packed[k * panel + i] = static_cast<TE>(point[k]);
-        const double along = DotDouble(point, d.data(), dim);
-        shift_[side][first + i] =
-            kappa * ((kDistance ? 0 : cloud.norm2[first + i]) + (side == 0 ? 2 * along + d2 : -2 * along));
-      }
+    packed_[side].Allocate(padded(side) * dim);
+    const int64_t whole = cloud.count / kernels_.panel * kernels_.panel * dim;
+    std::fill(packed_[side].data() + whole, packed_[side].data() + padded(side) * dim, TE(0));
+    kernels_.pack(cloud.points.data(), cloud.count, dim, packed_[side].data());
+    double* shift = shift_[side].data();
+    RowDots(cloud.points.data(), cloud.count, dim, d.data(), shift);
+    for (int64_t i = 0; i < cloud.count; ++i) {
+      shift[i] = kappa * ((kDistance ? 0 : cloud.norm2[i]) + (side == 0 ? 2 * shift[i] + d2 : -2 * shift[i]));
     }
   }
 }
@@ -107,25 +107,40 @@ TE CostSource<TE, T>::LoadPoints(int side, const int64_t* rows, double epsilon, 
   const int64_t dim = this->dim();
   const double factor = kDistance ? 1 : 2 * kappa_ * kLog2E / epsilon;
   for (int r = 0; r < kRowBlock; ++r) {
-    const double* point = rows[r] < 0 ? nullptr : cloud_[side]->points.data() + rows[r] * dim;
-    for (int64_t k = 0; k < dim; ++k) out[r * dim + k] = point == nullptr ? 0 : static_cast<TE>(point[k] * factor);
+    if (rows[r] < 0) {
+      std::fill(out + r * dim, out + (r + 1) * dim, TE(0));
+    } else {
+      kernels_.scale_row(cloud_[side]->points.data() + rows[r] * dim, dim, factor, out + r * dim);
+    }
   }
   return static_cast<TE>(kDistance ? -kappa_ * kLog2E / epsilon : 0);
 }
 
-// Costs of rows (side 0) or columns (side 1) of C, one per row of `out` [kRowBlock, padded], row-major.
+// Costs of rows (side 0) or columns (side 1) of C, one per row of the block: in place, or in `workspace`.
 template <typename TE, typename T>
-void CostSource<TE, T>::LoadCosts(int side, const int64_t* rows, TE* out) const {
-  const int64_t n = size_[0], m = size_[1], columns = padded(1 - side);
+void CostSource<TE, T>::LoadCosts(int side, const int64_t* rows, TE* workspace, const TE** out) const {
+  const int64_t n = size_[0], m = size_[1], count = size_[1 - side];
   for (int r = 0; r < kRowBlock; ++r) {
-    TE* row = out + r * columns;
-    std::fill(rows[r] < 0 ? row : row + size_[1 - side], row + columns, TE(0));
-    if (side == 0 && rows[r] >= 0) LoadRow(cost_.dtype, cost_.data, cost_offset_ + rows[r] * m, m, row);
+    TE* row = workspace + r * padded(1 - side);
+    out[r] = row;
+    if (rows[r] < 0) {
+      std::fill(row, row + count, TE(0));
+    } else if (side == 0) {
+      const int64_t offset = cost_offset_ + rows[r] * m;
+      if constexpr (sizeof(TE) == sizeof(float)) {
+        out[r] = AlignedFloats(cost_, offset);
+        if (out[r] != nullptr) continue;
+        out[r] = row;
+      }
+      LoadRow(cost_.dtype, cost_.data, offset, m, row);
+    }
   }
   if (side == 0) return;
   for (int64_t i = 0; i < n; ++i) {  // Neighbouring columns share the row's cache line.
     for (int r = 0; r < kRowBlock; ++r) {
-      if (rows[r] >= 0) LoadRow(cost_.dtype, cost_.data, cost_offset_ + i * m + rows[r], 1, out + r * columns + i);
+      if (rows[r] >= 0) {
+        LoadRow(cost_.dtype, cost_.data, cost_offset_ + i * m + rows[r], 1, workspace + r * padded(0) + i);
+      }
     }
   }
 }
@@ -139,15 +154,9 @@ void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon,
     kernels_.exponents(workspace, dim(), packed_[1 - side].data(), columns, scale, row_term, col_term, out);
     return;
   }
-  LoadCosts(side, rows, workspace);
-  const TE scale = static_cast<TE>(-kLog2E / epsilon);
-  for (int64_t tile = 0; tile < columns; tile += kTile) {
-    for (int r = 0; r < kRowBlock; ++r) {
-      const TE* cost = workspace + r * columns + tile;
-      TE* e = out + BlockIndex(r, tile);
-      for (int j = 0; j < kTile; ++j) e[j] = cost[j] * scale + (row_term[r] + col_term[tile + j]);
-    }
-  }
+  const TE* costs[kRowBlock];
+  LoadCosts(side, rows, workspace, costs);
+  kernels_.cost_exponents(costs, size_[1 - side], columns, static_cast<TE>(-kLog2E / epsilon), row_term, col_term, out);
 }
 
 template <typename TE, typename T>
@@ -160,10 +169,10 @@ void CostSource<TE, T>::Densities(int side, const int64_t* rows, double epsilon,
                       sums);
     return;
   }
-  const TE zero[kRowBlock] = {};
-  TE* e = workspace + block_size(side);
-  Exponents(side, rows, epsilon, row_term, col_term, e, workspace);
-  kernels_.exp_rows(e, columns, zero, weights, out, sums);
+  const TE* costs[kRowBlock];
+  LoadCosts(side, rows, workspace, costs);
+  kernels_.cost_exp_sums(costs, size_[1 - side], columns, static_cast<TE>(-kLog2E / epsilon), row_term, col_term,
+                         weights, out, sums);
 }
 
 template class CostSource<float, float>;

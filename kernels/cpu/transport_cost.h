@@ -63,13 +63,13 @@ class CostSource {
   void Densities(int side, const int64_t* rows, double epsilon, const TE* row_term, const TE* col_term,
                  const T* weights, T* out, double* sums, TE* workspace) const;
   // Elements of `workspace` that the two need.
-  int64_t WorkspaceSize(int side) const { return dense_ ? 2 * block_size(side) : RoundUp(kRowBlock * dim(), 16); }
+  int64_t WorkspaceSize(int side) const { return dense_ ? block_size(side) : RoundUp(kRowBlock * dim(), 16); }
 
  private:
   static constexpr bool kDistance = sizeof(T) == sizeof(double);
 
   TE LoadPoints(int side, const int64_t* rows, double epsilon, TE* out) const;
-  void LoadCosts(int side, const int64_t* rows, TE* out) const;
+  void LoadCosts(int side, const int64_t* rows, TE* workspace, const TE** out) const;
 
   const TransportKernels<TE, T>& kernels_ = GetTransportKernels<TE, T>();
   bool dense_;

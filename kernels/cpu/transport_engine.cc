@@ -14,6 +14,7 @@ constexpr double kDrift = 0x1p+36;
 // Sums outside [kTiny, kHuge] may have lost entries that count.
 constexpr double kTiny = 0x1p-60, kHuge = 0x1p+80;
 constexpr double kScalingExponentMax = 100;
+constexpr int64_t kSmallSlotPairs = 32768, kSmallSlotsMax = 4;
 constexpr int64_t kSlotPairs = 65536, kSlotsMax = 64, kAccumulatorsMax = int64_t{1} << 24;
 constexpr int64_t kChunkPairs = int64_t{1} << 20;
 // STRICT stops when the residual has not fallen for this many iterations near its rounding level.
@@ -105,8 +106,8 @@ void TransportEngine<TE, T>::Start(Phase phase) {
   if (sweeping()) {
     // Slots own their rows and their column sums: cut by the shape alone.
     const int64_t pairs = cost_.size(0) * cost_.size(1);
-    slots_ = std::min({(pairs + kSlotPairs - 1) / kSlotPairs, kSlotsMax, block_count(),
-                       std::max<int64_t>(1, kAccumulatorsMax / columns)});
+    slots_ = std::max((pairs + kSlotPairs - 1) / kSlotPairs, std::min(pairs / kSmallSlotPairs, kSmallSlotsMax));
+    slots_ = std::min({slots_, kSlotsMax, block_count(), std::max<int64_t>(1, kAccumulatorsMax / columns)});
     const int64_t slot_blocks = (block_count() + slots_ - 1) / slots_;
     chunk_blocks_ = std::min(chunk_blocks, slot_blocks);
     steps_ = (slot_blocks + chunk_blocks_ - 1) / chunk_blocks_;
@@ -138,14 +139,16 @@ void TransportEngine<TE, T>::RunChunk(int64_t chunk, Scratch* scratch) {
   if (step_ == 0) std::fill(acc, acc + columns, T(0));
   const int64_t begin = chunk * block_count() / slots_ + step_ * chunk_blocks_;
   const int64_t end = std::min((chunk + 1) * block_count() / slots_, begin + chunk_blocks_);
-  const bool balanced = cache_valid_ && plain_ && relax_ == 1 && phase_ == Phase::kSweep;
+  const bool measure = phase_ == Phase::kMeasure;
+  const bool balanced = cache_valid_ && plain_ && (relax_ == 1 || measure);
   for (int64_t block = begin; block < end; ++block) {
     int64_t done = 0;
     if (balanced) {
       const int64_t row = block * kRowBlock, rows = std::min(cost_.size(0), end * kRowBlock) - row;
       done = kernels_.balanced_sweep(cache_.data() + row * columns, columns, rows, weight_[1].data(),
-                                     scaling_[0].data() + row, mass_[0].data() + row, 1 / kDrift, kHuge,
-                                     sums_[0].data() + row, next_[0].data() + row, acc, &slot_error_[chunk]);
+                                     scaling_[0].data() + row, mass_[0].data() + row, measure,
+                                     measure ? -1 : 1 / kDrift, measure ? INFINITY : kHuge, sums_[0].data() + row,
+                                     next_[0].data() + row, acc, &slot_error_[chunk]);
       if (done >= rows) return;
       block += done / kRowBlock;
       done %= kRowBlock;
@@ -202,10 +205,10 @@ bool TransportEngine<TE, T>::SweepBlock(int64_t block, int64_t done, T* acc, dou
   // 1. Densities and their row sums.
   double* sums = sums_[0].data() + row;
   const bool measure = phase_ == Phase::kMeasure;
-  bool safe = safe_sweep_ && !cache_valid_ && !measure;
+  bool safe = false;
   if (cache_valid_) {
     kernels_.row_sums(t, columns, weight_[1].data(), sums);
-  } else if (!safe) {
+  } else {
     cost_.Densities(0, rows, epsilon_, term_[0].data() + row, term_[1].data(), weight_[1].data(), t, sums, workspace);
   }
   for (int r = 0; r < kRowBlock && !safe && !measure; ++r) {
@@ -392,9 +395,6 @@ void TransportEngine<TE, T>::EndSweep() {
   double range[2];
   kernels_.balanced_columns(columns, cost_.size(1), acc_.data(), slots_, columns, mass_[1].data(), sums_[1].data(),
                             next_[1].data(), next_weight_.data(), range);
-  if (getenv("DBG"))
-    fprintf(stderr, "it %d frame %.9g u %.9g sum %.9g mass %.9g range %g %g\n", convergence_.iterations, frame_[1][17],
-            (double)scaling_[1][17], sums_[1][17], mass64_[1][17], range[0], range[1]);
   if (symmetric()) {
     for (int64_t j = 0; j < cost_.size(1); ++j) {
       if (mass_[1][j] > 0 && !IsSafe(sums_[1][j])) slot_unsafe_[0] = 1;
@@ -572,12 +572,8 @@ void TransportEngine<TE, T>::Potentials(int side, Buffer<double>* out) const {
 
 template <typename TE, typename T>
 void TransportEngine<TE, T>::Freeze(int side, const Buffer<double>& potential) {
-  for (int64_t i = 0; i < cost_.padded(side); ++i) {
-    const bool exists = i < cost_.size(side);
-    term_[side][i] = static_cast<TE>(exists ? potential[i] : kVoid);
-    frame_[side][i] = exists ? static_cast<double>(term_[side][i]) : 0;
-    scaling_[side][i] = exists && sizeof(TE) == sizeof(float) ? ScalingOf<T>(potential[i] - frame_[side][i]) : T(1);
-  }
+  kernels_.freeze(cost_.padded(side), cost_.size(side), potential.data(), term_[side].data(), frame_[side].data(),
+                  scaling_[side].data());
   SetWeights(side);
 }
 
@@ -618,9 +614,7 @@ void TransportEngine<TE, T>::SetEpsilon(double epsilon) {
 template <typename TE, typename T>
 bool TransportEngine<TE, T>::Drifted() const {
   for (int side = 0; side < 2; ++side) {
-    for (int64_t i = 0; i < cost_.size(side); ++i) {
-      if (!(scaling_[side][i] < T(kDrift) && scaling_[side][i] > T(1 / kDrift))) return true;
-    }
+    if (!kernels_.within(cost_.size(side), scaling_[side].data(), T(1 / kDrift), T(kDrift))) return true;
   }
   return false;
 }

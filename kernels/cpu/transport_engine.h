@@ -124,7 +124,7 @@ class TransportEngine {
   int side_ = 0;               // Whose rows the phase runs over.
   std::vector<int64_t> list_;  // Rows of a safe phase.
   int64_t slots_ = 1, chunk_blocks_ = 1, step_ = 0, steps_ = 1;
-  bool safe_sweep_ = true;  // Frames tell nothing yet: every row around its own maximum.
+  bool safe_sweep_ = true;  // Frames tell nothing yet.
   bool cache_valid_ = false;
   bool starting_ = false;  // Symmetric: the half steps from zero, not yet an iteration.
   double best_error_ = 0;

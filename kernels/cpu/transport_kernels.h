@@ -44,6 +44,13 @@ struct TransportKernels {
   void (*exp_sums)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                    const TE* col_term, const T* weights, T* out, double* sums);
 
+  // The same from rows of costs, `count` each, unaligned: exponents are cost * scale + row_term + col_term, and cost
+  // nothing beyond `count`.
+  void (*cost_exponents)(const TE* const* rows, int64_t count, int64_t columns, TE scale, const TE* row_term,
+                         const TE* col_term, TE* out);
+  void (*cost_exp_sums)(const TE* const* rows, int64_t count, int64_t columns, TE scale, const TE* row_term,
+                        const TE* col_term, const T* weights, T* out, double* sums);
+
   // max[r] = max_j (e[r][j] + penalty[j]).
   void (*row_max)(const TE* e, int64_t columns, const TE* penalty, TE* max);
   // out[r][j] = 2^(e[r][j] - shift[r]), sums[r] = sum_j out[r][j] * weights[j].
@@ -65,9 +72,9 @@ struct TransportKernels {
   //   Returns the block's residual sum mass |u sums - 1|.
   double (*balanced_rows)(const double* sums, const T* u, const T* mass, bool keep, T* next, T* weight);
   //   Cached densities, whole blocks that hold `rows` rows: row_sums, balanced_rows and add_columns of each in turn.
-  //   Stops before a block with a sum outside (low, high); returns the rows done.
+  //   Stops before a row with a sum outside (low, high), or a few rows earlier; returns the rows done.
   int64_t (*balanced_sweep)(const T* t, int64_t columns, int64_t rows, const T* weights, const T* u, const T* mass,
-                            double low, double high, double* sums, T* next, T* acc, double* error);
+                            bool keep, double low, double high, double* sums, T* next, T* acc, double* error);
   //   columns: sums[j] = sum over slots of acc[slot * stride + j];  next = 1 / sums;  weight = mass * next.
   //   `count` is a multiple of kColumnPad; range[0..1] are the smallest and largest sum of the first `size`.
   void (*balanced_columns)(int64_t count, int64_t size, const T* acc, int64_t slots, int64_t stride, const T* mass,
@@ -81,10 +88,27 @@ struct TransportKernels {
                  double damping, double relax, T* u_new);
   // out[i] = frame[i] + log2(u[i]);  count a multiple of 8.
   void (*log_scaling)(int64_t count, const T* u, const double* frame, double* out);
+  // Whether all values are inside (low, high).
+  bool (*within)(int64_t count, const T* values, T low, T high);
+  // term = potential rounded, frame = the same, scaling = 2^(what rounding took off), kept within 2^+-100;
+  // beyond `size` kVoid, 0 and 1.  count a multiple of 8.
+  void (*freeze)(int64_t count, int64_t size, const double* potential, TE* term, double* frame, T* scaling);
+
+  // out[k] = point[k] * factor.
+  void (*scale_row)(const double* point, int64_t dim, double factor, TE* out);
+  // points [count, dim] to packed panels; what pads the last one is left alone.
+  void (*pack)(const double* points, int64_t count, int64_t dim, TE* out);
 };
 
-// sum a[i] b[i] in double.
-double DotDouble(const double* a, const double* b, int64_t count);
+// Rows of doubles, [count, dim].
+//   out[i] = <row i, vector>.
+void RowDots(const double* rows, int64_t count, int64_t dim, const double* vector, double* out);
+//   Takes their mean off the rows; norm2[i] = |row i|^2 of what is left.
+void Centre(double* rows, int64_t count, int64_t dim, double* centre, double* norm2);
+
+// Smallest and largest value; infinity and -infinity if there is none. Any alignment that the type has.
+void Range(const float* values, int64_t count, float* low, float* high);
+void Range(const double* values, int64_t count, double* low, double* high);
 
 // The tables of the best instruction set here.
 template <typename TE, typename T>

@@ -40,6 +40,9 @@ class Work {
   // Predicted seconds of one chunk of the current phase on one thread; chunks should take 20 us to 1 ms each where the
   // problem allows it. Whole small problems are one chunk.
   virtual double chunk_seconds() const = 0;
+  // Between phases: says whether the work has the threads to itself, so that a small one is worth cutting up. Changes
+  // the current phase's chunks, never what they compute.
+  virtual void SetAlone(bool alone) { (void)alone; }
   // Runs one chunk. Called once for each, from any thread, concurrently with the phase's other chunks.
   virtual void RunChunk(int64_t chunk, Scratch* scratch) = 0;
   // All chunks of the phase have run: combines them and moves to the next phase. Serial, so short.
