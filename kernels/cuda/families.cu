@@ -6,8 +6,8 @@ namespace cuda {
 
 const std::vector<const Family*>& Families() {
   static const auto* const kFamilies = new std::vector<const Family*>{
-      // RegisterNormalization(),
-      // OnChipNormalization(),
+      RegisterNormalization(),
+      OnChipNormalization(),
       Transport(),
   };
   return *kFamilies;

@@ -1,0 +1,45 @@
+// The normalisation kernels as their launcher sees them.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_KERNELS_H_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_KERNELS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/normalization_task.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+// ---- Any problem: a block per member, float64 ---------------------------------------------------------------------------
+// Workspace of a block.
+int64_t GeneralSlotBytes(const Task& task);
+// `threads`: the same for the same shape; a multiple of 32 up to 512.
+cudaError_t LaunchGeneral(const LaunchOf& launch, int blocks, int threads, cudaStream_t stream);
+
+// ---- Sides up to 32 in registers, float32 ---------------------------------------------------------------------------------
+// Sizes of tile that there are kernels for: 4, 8, 16 and 32.
+constexpr int kTileSizes = 4;
+constexpr int TileIndex(int side) { return side <= 4 ? 0 : side <= 8 ? 1 : side <= 16 ? 2 : 3; }
+// Members of a warp; members of a block are four times as many.
+constexpr int64_t kWarpMembers[kTileSizes] = {32, 16, 4, 1};
+constexpr int64_t kBlockWarps = 4;
+
+// Bytes that a block needs for the scaling vectors of all iterations, and how many of them may be shared memory.
+int64_t HistoryBytes(int tile, int32_t iterations);
+int64_t SharedHistoryBytes();
+
+// Square of the tile's own size, marginals 1, no guard, a fixed number of iterations, tensors of 4 or 2 bytes.
+// `shared_bytes`: of history, the largest of all tasks.
+cudaError_t LaunchPlain(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+                        cudaStream_t stream);
+// Everything else that is not EXACT nor backward by an implicit mode.
+cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+                        cudaStream_t stream);
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_KERNELS_H_

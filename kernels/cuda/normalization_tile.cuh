@@ -1,0 +1,409 @@
+// A matrix cut into tiles of R x C entries, one per lane of a group of P x Q lanes; the tensors' way in and out.
+//
+// A half step is a product of each lane's tile with a vector, a sum over the lanes that share rows (or columns), and a
+// division. The sum is a reduce-scatter: log2 of the group's width exchanges, each of half as many numbers as the one
+// before, after which each lane owns R / Q rows (C / P columns), divides, and gives the result back the same way. Lanes
+// hold their rows and columns in an order of their own, k ^ Twist, so that what a lane keeps always lies in the lower
+// half of its registers: no selects.
+//
+// Matrices pass through a buffer in shared memory, a warp's own: global memory sees whole lines whatever the type and
+// shape, and tiles are read from it without bank conflicts.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_TILE_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_TILE_CUH_
+
+#include <cfloat>
+#include <cstdint>
+
+#include "kernels/cuda/normalization_task.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+constexpr int kWarps = 4;  // Of a block, each on its own.
+constexpr int kThreads = 32 * kWarps;
+constexpr unsigned kFullMask = 0xffffffffu;
+
+template <int kTileRows, int kTileCols, int kRowGroups, int kColGroups>
+struct TileShape {
+  static constexpr int R = kTileRows, C = kTileCols, P = kRowGroups, Q = kColGroups;
+  static constexpr int kLanes = P * Q;  // Of a matrix.
+  static constexpr int kMembers = 32 / kLanes;
+  static constexpr int kSize = R * P;  // Rows and columns, padding included.
+  static constexpr int kOwn = R / Q;   // Rows that a lane owns; as many columns.
+  // Keeps the lanes of a warp in different banks.
+  static constexpr int kMemberStride = kSize * kSize + (kLanes == 1 ? 4 : kLanes == 2 ? 8 : kLanes == 8 ? 16 : 0);
+  static constexpr int kBufferFloats = kMembers * kMemberStride;
+  static_assert(kSize == C * Q && kOwn == C / P && kOwn >= 1, "square, and owned alike");
+};
+
+// The sizes that there are kernels for. A 4 x 4 matrix is one thread's, an 8 x 8 one is two lanes'.
+using Tile4 = TileShape<4, 4, 1, 1>;
+using Tile8 = TileShape<4, 8, 2, 1>;
+using Tile16 = TileShape<4, 8, 4, 2>;
+using Tile32 = TileShape<4, 8, 8, 4>;
+
+// Where a lane is in its matrix.
+template <class Shape>
+struct Place {
+  __device__ explicit Place(int lane)
+      : member(lane / Shape::kLanes),
+        q(lane % Shape::Q),
+        p(lane % Shape::kLanes / Shape::Q),
+        row_twist(q * Shape::kOwn),
+        col_twist(p * Shape::kOwn) {}
+  __device__ int Row(int r) const { return Shape::R * p + (r ^ row_twist); }
+  __device__ int Col(int c) const { return Shape::C * q + (c ^ col_twist); }
+  __device__ int OwnRow(int k) const { return Shape::R * p + row_twist + k; }
+  __device__ int OwnCol(int k) const { return Shape::C * q + col_twist + k; }
+  // Tells lanes of a matrix apart.
+  __device__ bool first() const { return p == 0 && q == 0; }
+
+  int member;  // Of the warp's.
+  int q, p, row_twist, col_twist;
+};
+
+// ---- Sums over lanes ------------------------------------------------------------------------------------------------
+struct Sum {
+  __device__ static float Of(float a, float b) { return a + b; }
+};
+struct Max {
+  __device__ static float Of(float a, float b) { return fmaxf(a, b); }
+};
+struct Min {
+  __device__ static float Of(float a, float b) { return fminf(a, b); }
+};
+
+// x[k] of N over `kGroup` lanes, kStep apart: each lane ends with the first N / kGroup.
+template <class Op, int kGroup, int kStep, int N>
+__device__ inline void ReduceScatter(float (&x)[N]) {
+#pragma unroll
+  for (int mask = kGroup / 2, half = N / 2; mask >= 1; mask /= 2, half /= 2) {
+#pragma unroll
+    for (int k = 0; k < half; ++k) x[k] = Op::Of(x[k], __shfl_xor_sync(kFullMask, x[k + half], mask * kStep));
+  }
+}
+template <int kGroup, int kStep, int N>
+__device__ inline void AllGather(float (&x)[N]) {
+#pragma unroll
+  for (int mask = 1, half = N / kGroup; mask < kGroup; mask *= 2, half *= 2) {
+#pragma unroll
+    for (int k = 0; k < half; ++k) x[k + half] = __shfl_xor_sync(kFullMask, x[k], mask * kStep);
+  }
+}
+template <class Shape, class Op = Sum>
+__device__ inline void ScatterRows(float (&x)[Shape::R]) {
+  ReduceScatter<Op, Shape::Q, 1>(x);
+}
+template <class Shape, class Op = Sum>
+__device__ inline void ScatterCols(float (&x)[Shape::C]) {
+  ReduceScatter<Op, Shape::P, Shape::Q>(x);
+}
+template <class Shape>
+__device__ inline void GatherRows(float (&x)[Shape::R]) {
+  AllGather<Shape::Q, 1>(x);
+}
+template <class Shape>
+__device__ inline void GatherCols(float (&x)[Shape::C]) {
+  AllGather<Shape::P, Shape::Q>(x);
+}
+// Over all lanes of a matrix.
+template <class Shape, class Op>
+__device__ inline float OverMatrix(float x) {
+#pragma unroll
+  for (int mask = Shape::kLanes / 2; mask >= 1; mask /= 2) x = Op::Of(x, __shfl_xor_sync(kFullMask, x, mask));
+  return x;
+}
+
+// ---- Products of a tile ---------------------------------------------------------------------------------------------
+// Sums of N terms as two chains, halves of the latency of one.
+template <int R, int C>
+__device__ inline void TimesRows(const float (&K)[R][C], const float (&v)[C], float (&s)[R]) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    float a = K[r][0] * v[0], b = K[r][1] * v[1];
+#pragma unroll
+    for (int c = 2; c < C; c += 2) {
+      a = fmaf(K[r][c], v[c], a);
+      b = fmaf(K[r][c + 1], v[c + 1], b);
+    }
+    s[r] = a + b;
+  }
+}
+template <int R, int C>
+__device__ inline void TimesCols(const float (&K)[R][C], const float (&u)[R], float (&q)[C]) {
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+    float a = K[0][c] * u[0], b = K[1][c] * u[1];
+#pragma unroll
+    for (int r = 2; r < R; r += 2) {
+      a = fmaf(K[r][c], u[r], a);
+      b = fmaf(K[r + 1][c], u[r + 1], b);
+    }
+    q[c] = a + b;
+  }
+}
+
+__device__ inline float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// e^x, x <= 0 or so.
+__device__ inline float Exp(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  return y;
+}
+
+// 1 / x of the first N numbers; two at a time through one reciprocal of their product: special functions are the scarce
+// unit. Products must not leave the range of float32.
+template <int N>
+__device__ inline void Reciprocals(const float* x, float* y) {
+  if constexpr (N == 1) {
+    y[0] = Reciprocal(x[0]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; k += 2) {
+      const float a = x[k], b = x[k + 1], inverse = Reciprocal(a * b);
+      y[k] = inverse * b;
+      y[k + 1] = inverse * a;
+    }
+  }
+}
+
+// ---- The buffer -----------------------------------------------------------------------------------------------------
+// i / d and i % d for i < 2^16, d <= 2^10.
+struct Divider {
+  __device__ explicit Divider(uint32_t d) : divisor(d), magic(d == 1 ? 0 : 0xffffffffu / d + 1) {}
+  __device__ uint32_t Quotient(uint32_t i) const { return divisor == 1 ? i : __umulhi(i, magic); }
+  const uint32_t divisor, magic;
+};
+
+// Eight or four elements as float32 from 16 aligned bytes.
+__device__ inline void Unpack(DType dtype, const uint4& raw, float* out) {
+  const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (dtype == DType::kBFloat16) {
+      out[2 * k] = __uint_as_float(words[k] << 16);
+      out[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+    } else {
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[k]));
+      out[2 * k] = pair.x;
+      out[2 * k + 1] = pair.y;
+    }
+  }
+}
+__device__ inline uint4 Pack(DType dtype, const float* x) {
+  uint32_t words[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (dtype == DType::kBFloat16) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * k], x[2 * k + 1]);
+      words[k] = *reinterpret_cast<const uint32_t*>(&pair);
+    } else {
+      const __half2 pair = __floats2half2_rn(x[2 * k], x[2 * k + 1]);
+      words[k] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// A warp's members [first, first + count) of a tensor of n x m matrices, to and from its buffer.
+template <class Shape>
+struct Stage {
+  static constexpr int kSize = Shape::kSize, kArea = kSize * kSize;
+
+  __device__ static int At(int member, int row, int col) { return member * Shape::kMemberStride + row * kSize + col; }
+
+  // Whole matrices of the shape's own size, packed: 16 bytes at a time.
+  template <class Body>
+  __device__ static void ForEachVector(int lane, int count, int per_vector, Body body) {
+    const int vectors = count * kArea / per_vector;
+#pragma unroll 1
+    for (int k = lane; k < vectors; k += 32) {
+      const int element = k * per_vector, member = element / kArea;
+      body(k, member * Shape::kMemberStride + element % kArea);
+    }
+  }
+
+  __device__ static void LoadWhole(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
+    if (tensor.dtype == DType::kFloat32) {
+      const float4* from = static_cast<const float4*>(tensor.data) + first * (kArea / 4);
+      constexpr int kPerLane = Shape::kMembers * kArea / 128;
+      const int last = count * (kArea / 4) - 1;
+      float4 x[kPerLane];  // All on their way before the first is used; lanes beyond the last repeat it.
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) x[k] = __ldcs(from + min(lane + 32 * k, last));
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        const int element = 4 * min(lane + 32 * k, last);
+        *reinterpret_cast<float4*>(buffer + element / kArea * Shape::kMemberStride + element % kArea) = x[k];
+      }
+      return;
+    }
+    const uint4* from = static_cast<const uint4*>(tensor.data) + first * (kArea / 8);
+    ForEachVector(lane, count, 8, [&](int k, int at) {
+      float x[8];
+      Unpack(tensor.dtype, __ldcs(from + k), x);
+      *reinterpret_cast<float4*>(buffer + at) = make_float4(x[0], x[1], x[2], x[3]);
+      *reinterpret_cast<float4*>(buffer + at + 4) = make_float4(x[4], x[5], x[6], x[7]);
+    });
+  }
+  __device__ static void StoreWhole(int lane, const Output& output, int64_t first, int count, const float* buffer) {
+    if (output.dtype == DType::kFloat32) {
+      float4* to = static_cast<float4*>(output.data) + first * (kArea / 4);
+      ForEachVector(lane, count, 4,
+                    [&](int k, int at) { __stcs(to + k, *reinterpret_cast<const float4*>(buffer + at)); });
+      return;
+    }
+    uint4* to = static_cast<uint4*>(output.data) + first * (kArea / 8);
+    ForEachVector(lane, count, 8, [&](int k, int at) {
+      const float4 a = *reinterpret_cast<const float4*>(buffer + at);
+      const float4 b = *reinterpret_cast<const float4*>(buffer + at + 4);
+      const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+      __stcs(to + k, Pack(output.dtype, x));
+    });
+  }
+  __device__ static bool IsWhole(int n, int m, DType dtype, bool shared) {
+    return n == kSize && m == kSize && dtype != DType::kFloat64 && !shared;
+  }
+
+  // Runs body(element of the tensor, place in the buffer) for all elements of `count` members.
+  template <class Body>
+  __device__ static void ForEach(int lane, int n, int m, bool shared, int64_t first, int count, Body body) {
+    const int area = n * m;
+    const Divider by_area(area), by_row(m);
+    const int64_t base = shared ? 0 : first * area;
+#pragma unroll 1
+    for (int k = lane; k < count * area; k += 32) {
+      const int member = by_area.Quotient(k), rest = k - member * area;
+      const int row = by_row.Quotient(rest), col = rest - row * m;
+      body(base + (shared ? rest : k), At(member, row, col));
+    }
+  }
+  __device__ static void Load(int lane, const Tensor& tensor, int n, int m, int64_t first, int count, float* buffer) {
+    if (IsWhole(n, m, tensor.dtype, tensor.shared)) {
+      LoadWhole(lane, tensor, first, count, buffer);
+    } else {
+      ForEach(lane, n, m, tensor.shared, first, count,
+              [&](int64_t from, int to) { buffer[to] = LoadAs<float>(tensor.dtype, tensor.data, from); });
+    }
+  }
+  __device__ static void Store(int lane, const Output& output, int n, int m, int64_t first, int count,
+                               const float* buffer) {
+    if (IsWhole(n, m, output.dtype, false)) {
+      StoreWhole(lane, output, first, count, buffer);
+    } else {
+      ForEach(lane, n, m, false, first, count,
+              [&](int64_t to, int from) { StoreAs(output.dtype, output.data, to, buffer[from]); });
+    }
+  }
+  // What the lanes own of a vector of each member, by way of the buffer.
+  __device__ static void StoreOwned(int lane, const Output& output, int size, int64_t first, int count, int member,
+                                    int own, const float* x, float* buffer) {
+#pragma unroll
+    for (int k = 0; k < Shape::kOwn; ++k) buffer[member * kSize + own + k] = x[k];
+    __syncwarp();  // The vectors are there.
+#pragma unroll 1
+    for (int k = lane; k < count * size; k += 32) {
+      StoreAs(output.dtype, output.data, first * size + k, buffer[k / size * kSize + k % size]);
+    }
+    __syncwarp();  // The buffer is free.
+  }
+  // The dustbin's row and column of P's n x m.
+  __device__ static void FillBorder(int lane, const Tensor& score, int n, int m, int64_t first, int count,
+                                    float* buffer) {
+    const int border = n + m - 1;
+#pragma unroll 1
+    for (int k = lane; k < count * border; k += 32) {
+      const int member = k / border, e = k % border;
+      const float value = LoadAs<float>(score.dtype, score.data, score.shared ? 0 : first + member);
+      buffer[e < m ? At(member, n - 1, e) : At(member, e - m, m - 1)] = value;
+    }
+  }
+
+  // A lane's tile. `transposed`: the kernel's rows are the buffer's columns.
+  template <class Body>
+  __device__ static void ForTile(const Place<Shape>& place, bool transposed, Body body) {
+    const int row_step = transposed ? 1 : kSize, col_step = transposed ? kSize : 1;
+    const int own = Opaque(place.OwnRow(0) * row_step + place.OwnCol(0) * col_step);
+    const int base = place.member * Shape::kMemberStride;
+#pragma unroll
+    for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+      for (int c = 0; c < Shape::C; ++c) {
+        // The bits of r and c are twisted, each in its place.
+        body(r, c, base + (own ^ (transposed ? r + c * kSize : r * kSize + c)));
+      }
+    }
+  }
+  // Computed where it is used: kept from being computed once for all, into a register for each entry.
+  __device__ static int Opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
+  // Entries that lie side by side in every lane.
+  static constexpr int kVector = Shape::kOwn;
+  __device__ static void Read(const Place<Shape>& place, bool transposed, const float* buffer,
+                              float (&tile)[Shape::R][Shape::C]) {
+    if constexpr (kVector > 1) {
+      if (!transposed) {
+        const int own = Opaque(At(0, place.OwnRow(0), place.OwnCol(0)));
+        const int base = place.member * Shape::kMemberStride;
+#pragma unroll
+        for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+          for (int c = 0; c < Shape::C; c += kVector) {
+            ReadVector(buffer + base + (own ^ (r * kSize + c)), &tile[r][c]);
+          }
+        }
+        return;
+      }
+    }
+    ForTile(place, transposed, [&](int r, int c, int at) { tile[r][c] = buffer[at]; });
+  }
+  __device__ static void Write(const Place<Shape>& place, bool transposed, const float (&tile)[Shape::R][Shape::C],
+                               float* buffer) {
+    if constexpr (kVector > 1) {
+      if (!transposed) {
+        const int own = Opaque(At(0, place.OwnRow(0), place.OwnCol(0)));
+        const int base = place.member * Shape::kMemberStride;
+#pragma unroll
+        for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+          for (int c = 0; c < Shape::C; c += kVector) {
+            WriteVector(&tile[r][c], buffer + base + (own ^ (r * kSize + c)));
+          }
+        }
+        return;
+      }
+    }
+    ForTile(place, transposed, [&](int r, int c, int at) { buffer[at] = tile[r][c]; });
+  }
+
+ private:
+  __device__ static void ReadVector(const float* from, float* x) {
+    if constexpr (kVector == 4) {
+      const float4 y = *reinterpret_cast<const float4*>(from);
+      x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+    } else {
+      const float2 y = *reinterpret_cast<const float2*>(from);
+      x[0] = y.x, x[1] = y.y;
+    }
+  }
+  __device__ static void WriteVector(const float* x, float* to) {
+    if constexpr (kVector == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+    } else {
+      *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+    }
+  }
+};
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_TILE_CUH_

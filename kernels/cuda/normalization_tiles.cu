@@ -1,0 +1,40 @@
+// Instances of the general recipes' kernel.
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/normalization_kernels.h"
+#include "kernels/cuda/normalization_tiles.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+template <class Shape>
+static void LaunchShape(bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream) {
+  if (backward) {
+    LaunchKernel(TilesKernel<Shape, true>, blocks, kThreads, shared_bytes, stream, launch);
+  } else {
+    LaunchKernel(TilesKernel<Shape, false>, blocks, kThreads, 0, stream, launch);
+  }
+}
+
+cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+                        cudaStream_t stream) {
+  switch (tile) {
+    case 0:
+      LaunchShape<Tile4>(backward, launch, blocks, shared_bytes, stream);
+      break;
+    case 1:
+      LaunchShape<Tile8>(backward, launch, blocks, shared_bytes, stream);
+      break;
+    case 2:
+      LaunchShape<Tile16>(backward, launch, blocks, shared_bytes, stream);
+      break;
+    default:
+      LaunchShape<Tile32>(backward, launch, blocks, shared_bytes, stream);
+      break;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
