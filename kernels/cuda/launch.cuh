@@ -10,12 +10,12 @@
 namespace sinkhorn {
 namespace cuda {
 
-// No blocks: no launch. `smem_bytes` above 48 KiB: the kernel's limit is raised first.
+// No blocks: no launch. `smem_bytes`, with what the kernel has of its own, may be above 48 KiB.
 template <typename... Parameters, typename... Arguments>
 inline void LaunchKernel(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
                          cudaStream_t stream, const Arguments&... arguments) {
   if (blocks == 0) return;
-  if (smem_bytes > 48 * 1024) {
+  if (smem_bytes > 16 * 1024) {
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
   }
   kernel<<<static_cast<unsigned>(blocks), threads, smem_bytes, stream>>>(arguments...);

@@ -81,10 +81,12 @@ __device__ void MultiplyPlan(const TileContext& c, int row0, const Wanted& w, bo
   __shared__ TE terms[2][kTile];  // Rows, columns.
   const Member member{*c.job, c.member};
   const int parity = member.state(c.engine)->parity;
+  const double reference = member.phi(c.engine, parity, 1 - c.side)[0];
   const auto term = [&](int side, int i, int count) {
-    return static_cast<TE>(
-        i < count ? Term(member.phi(c.engine, parity, side), member.log_mass(MeasureOf(c.engine, side)), c.scale, i)
-                  : kVoid);
+    return static_cast<TE>(i < count
+                               ? Term(member.phi(c.engine, parity, side), member.log_mass(MeasureOf(c.engine, side)),
+                                      side == c.side ? -reference : reference, c.scale, i)
+                               : kVoid);
   };
   if (threadIdx.x < kTile) terms[0][threadIdx.x] = term(c.side, row0 + threadIdx.x, c.rows);
   for (int r = 0; r < 4; ++r) {

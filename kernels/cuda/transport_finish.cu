@@ -29,8 +29,10 @@ __global__ void __launch_bounds__(kThreads) BoundStartKernel(LaunchTable table) 
   const int side = block < RowBlocks(job, 0, 0) ? 0 : 1;
   const int i = (side == 0 ? block : block - RowBlocks(job, 0, 0)) * kTile + threadIdx.x;
   if (threadIdx.x >= kTile || i >= job.size[side]) return;
-  member.At<double>(job.at.bound_psi[side])[i] =
-      Potential(member, 0, side, i) - member.Shift(0, side, i, /*distance=*/true);
+  // Free of the constant that they may share, which would cost digits.
+  const double reference = Potential(member, 0, 1, 0) - member.Shift(0, 1, 0, /*distance=*/true);
+  const double psi = Potential(member, 0, side, i) - member.Shift(0, side, i, /*distance=*/true);
+  member.At<double>(job.at.bound_psi[side])[i] = side == 0 ? psi + reference : psi - reference;
   member.At<double>(job.at.bound_log_weight[side])[i] = member.log_mass(side)[i];
 }
 
@@ -64,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) 
         const int j = col0 + 4 * c.col_lane + k;
         if (j >= c.columns) continue;
         const double product = member.mass(0)[i] * member.mass(1)[j];
-        const double exponent = z[r][k] + (Term(psi[0], weight[0], c.scale, i) + Term(psi[1], weight[1], c.scale, j));
+        const double exponent =
+            z[r][k] + (Term(psi[0], weight[0], 0, c.scale, i) + Term(psi[1], weight[1], 0, c.scale, j));
         const double q = exp2(exponent) + share * lack[1][j];
         const double cost =
             member.Shift(0, 0, i, /*distance=*/true) + member.Shift(0, 1, j, /*distance=*/true) - z[r][k] / c.scale;

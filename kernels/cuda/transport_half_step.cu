@@ -84,13 +84,14 @@ __device__ double SumTiles(const TileContext& c, const PassView& view, int row0,
   __shared__ T sums[16][kTile + 1];
   const double* phi = view.phi[1 - c.side];
   const double* log_weight = view.log_weight[1 - c.side];
+  const double reference = phi[0];
   LogSum<TE, T> rows[4];
   for (int tile = first_tile; tile < last_tile; ++tile) {
     const int col0 = tile * kTile;
     __syncthreads();  // The terms before have been read.
     if (threadIdx.x < kTile) {
       const int j = col0 + threadIdx.x;
-      terms[threadIdx.x] = static_cast<TE>(j < c.columns ? Term(phi, log_weight, c.scale, j) : kVoid);
+      terms[threadIdx.x] = static_cast<TE>(j < c.columns ? Term(phi, log_weight, reference, c.scale, j) : kVoid);
     }
     __syncthreads();
     TE z[4][4];
@@ -112,7 +113,7 @@ __device__ double SumTiles(const TileContext& c, const PassView& view, int row0,
   double max = kVoid, sum = 0;
   for (int k = 0; k < 16; ++k) max = fmax(max, static_cast<double>(maxima[k][threadIdx.x]));
   for (int k = 0; k < 16; ++k) sum += sums[k][threadIdx.x] * exp2(maxima[k][threadIdx.x] - max);
-  return max + log2(sum);
+  return max + log2(sum) + reference * c.scale;
 }
 
 // The parts' log2 sums to that of the row.
@@ -149,7 +150,8 @@ __device__ void MeasureRow(const Member& member, const RowBlock& b, int side, in
   stats->error = mass * fabs(ratio - TargetRatio(f, rho));
   stats->dual = mass * (isinf(rho) ? f : -rho * expm1(-f / rho));
   stats->plan_mass = mass * ratio;
-  stats->largest = fabs(phi * scale) + fabs(member.log_mass(measure)[i]);
+  const double reference = member.phi(b.engine, state.parity, 1)[0];
+  stats->largest = fabs((side == 0 ? phi + reference : phi - reference) * scale) + fabs(member.log_mass(measure)[i]);
   stats->terms = fabs(mass * f);
   if (!isfinite(stats->dual)) stats->finite = 0;
 }
