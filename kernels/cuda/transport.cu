@@ -56,7 +56,10 @@ Layout LayoutOf(const Job& job) {
       at.norm2[side] = part.Take(vector);
       at.centre[side] = part.Take(dim * sizeof(double));
       at.points64[side] = part.Take(vector * dim);
-      if (job.precision != Precision::kDouble) at.points32[side] = part.Take(size[side] * dim * sizeof(float));
+      if (job.precision != Precision::kDouble) {
+        at.points32[side] = part.Take(size[side] * dim * sizeof(float));
+        at.halves[side] = part.Take(size[side] * PaddedDim(job) * 2 * sizeof(__half));
+      }
       at.chunk_sums[side] = part.Take(CeilDiv(size[side], 512) * 3 * dim * sizeof(double));
     }
     if (job.wants_bound) {
@@ -73,8 +76,10 @@ Layout LayoutOf(const Job& job) {
       at.stats[e][side] = part.Take(RowBlocks(job, e, side) * sizeof(BlockStats));
     }
     int64_t partial = 0;
-    for (int side = 0; side < 2; ++side) {
-      partial = std::max<int64_t>(partial, int64_t{Splits(job, e, side)} * EngineSize(job, e, side));
+    for (Geometry geometry : {Geometry::kPlain, Geometry::kCloud}) {
+      for (int side = 0; side < 2; ++side) {
+        partial = std::max<int64_t>(partial, int64_t{Splits(job, e, side, geometry)} * EngineSize(job, e, side));
+      }
     }
     at.partial[e] = part.Take(partial * sizeof(double));
   }
@@ -88,6 +93,9 @@ Layout LayoutOf(const Job& job) {
   at.bytes = part.bytes();
   return at;
 }
+
+// Halves that a coordinate is the sum of.
+int PlanesOf(const Job& job) { return job.precision == Precision::kFast && !job.dense ? 1 : 2; }
 
 Job JobOf(const Problem& problem) {
   Job job = {};
@@ -119,7 +127,7 @@ class TransportResident final : public Resident {
   TransportResident(const Problem& problem, void* workspace) : job_(JobOf(problem)) {
     job_.workspace = static_cast<char*>(workspace);
     report_.family = job_.dense ? "dense" : "point-cloud";
-    report_.precision = job_.precision == Precision::kDouble ? Precision::kDouble : Precision::kStrict;
+    report_.precision = job_.precision == Precision::kFast && job_.dense ? Precision::kStrict : job_.precision;
     passes_ = int64_t{job_.solver.max_iterations} + (job_.starting || job_.engines > 1 ? 1 : 0);
   }
 
@@ -303,33 +311,45 @@ class Slice {
     }
   }
 
-  // Two launches, one for each side, for every arithmetic in use.
+  // Two launches, one for each side, for every kernel in use.
   struct PassTables {
     bool dense;
     Mode mode;
+    int planes;   // Of clouds in float32.
+    int64_t dim;  // The largest.
     Table side[2];
   };
   std::vector<PassTables> TablesOf(const Set& set) {
     std::vector<PassTables> tables;
     for (bool dense : {false, true}) {
       for (Mode mode : {kFloat, kMixed, kDouble}) {
-        const Set chosen =
-            Among(set, [&](const TransportResident& r) { return r.job().dense == dense && r.Has(mode); });
-        if (chosen.empty()) continue;
-        PassTables pass{dense, mode, {}};
-        for (int side = 0; side < 2; ++side) {
-          pass.side[side] = TableOf(chosen, [side](const Job& job) { return job.count * PassBlocks(job, side); });
+        for (int planes : {1, 2}) {
+          const Set chosen = Among(set, [&](const TransportResident& r) {
+            return r.job().dense == dense && r.Has(mode) && PlanesOf(r.job()) == planes;
+          });
+          if (chosen.empty()) continue;
+          PassTables pass{dense, mode, planes, 0, {}};
+          for (int k : chosen) pass.dim = std::max<int64_t>(pass.dim, residents_[k]->job().dim);
+          for (int side = 0; side < 2; ++side) {
+            pass.side[side] = TableOf(chosen, [side, mode](const Job& job) {
+              return job.count * PassBlocks(job, side, GeometryOf(job, mode));
+            });
+          }
+          tables.push_back(pass);
         }
-        tables.push_back(pass);
       }
     }
     return tables;
   }
   void RunPass(const std::vector<PassTables>& tables, Pass pass) {
     for (int side = 0; side < 2; ++side) {
-      for (const PassTables& t : tables) {
-        Later(t.side[side], [=, dense = t.dense, mode = t.mode](const LaunchTable& table, int64_t blocks) {
-          LaunchHalfStep(table, blocks, dense, mode, side, pass, 0, stream());
+      for (const PassTables& tables_of : tables) {
+        Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
+          if (!t.dense && t.mode == kFloat) {
+            LaunchCloudStep(table, blocks, t.planes, t.dim, side, pass, stream());
+          } else {
+            LaunchHalfStep(table, blocks, t.dense, t.mode, side, pass, 0, stream());
+          }
         });
       }
     }

@@ -138,7 +138,8 @@ __device__ DualValue DualOf(const Member& member, int engine) {
   double dual = 0, plan_mass = 0, terms = 0, largest[2] = {0, 0};
   for (int side = 0; side < 2; ++side) {
     const BlockStats* stats = member.stats(engine, side);
-    for (int k = threadIdx.x; k < RowBlocks(job, engine, side); k += kThreads) {
+    const int blocks = RowBlocks(job, engine, side, GeometryOf(job, state.mode));
+    for (int k = threadIdx.x; k < blocks; k += kThreads) {
       dual += stats[k].dual;
       terms += stats[k].terms;
       if (side == 0) plan_mass += stats[k].plan_mass;

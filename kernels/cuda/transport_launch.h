@@ -14,7 +14,7 @@ namespace cuda {
 
 // ---- transport_prepare.cu: inputs to the workspace, states to their start -----------------------------------------
 // Blocks of a member: PrepareBlocks(job, step), in this order of steps.
-constexpr int kPrepareSteps = 4;
+constexpr int kPrepareSteps = 5;
 int64_t PrepareBlocks(const Job& job, int step);
 void LaunchPrepare(const LaunchTable& table, int64_t blocks, int step, cudaStream_t stream);
 
@@ -22,6 +22,11 @@ void LaunchPrepare(const LaunchTable& table, int64_t blocks, int step, cudaStrea
 // One pass over one side of engines of `mode`. Blocks of a member: PassBlocks, kBound: of its first engine alone.
 void LaunchHalfStep(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, Pass pass, int step,
                     cudaStream_t stream);
+
+// ---- transport_cloud.cu: the same for clouds in float32, by tensor cores -------------------------------------------
+// `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates.
+void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int64_t dim, int side, Pass pass,
+                     cudaStream_t stream);
 
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
 int64_t ApplyBlocks(const Job& job, int side);

@@ -5,6 +5,10 @@
 // Step 1  centres and boxes of the clouds
 // Step 2  points, norms, masses, potentials
 // Step 3  states
+// Step 4  points as sums of two halves
+//
+// FAST rounds centred coordinates to 11 bits once, before anything is made of them, so that norms and products agree:
+// its answers are exact for clouds displaced by the rounding.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_launch.h"
 
@@ -101,6 +105,13 @@ __device__ void CentreOf(const Member& member, int side) {
   }
 }
 
+// To 11 significant bits.
+__device__ double RoundedTo11Bits(double value) {
+  int exponent;
+  const double mantissa = frexp(value, &exponent);
+  return ldexp(rint(ldexp(mantissa, 11)), exponent - 11);
+}
+
 // Step 2: one warp a point.
 __device__ void CentrePoint(const Member& member, int side, int i, double* radius2) {
   const Job& job = member.job;
@@ -113,7 +124,8 @@ __device__ void CentrePoint(const Member& member, int side, int i, double* radiu
   double norm2 = 0, along = 0, apart2 = 0;
   for (int k = threadIdx.x % 32; k < dim; k += 32) {
     const double apart = side == 0 ? centre[k] - theirs[k] : theirs[k] - centre[k];
-    const double value = LoadInput(view, member.index, int64_t{count} * dim, int64_t{i} * dim + k) - centre[k];
+    double value = LoadInput(view, member.index, int64_t{count} * dim, int64_t{i} * dim + k) - centre[k];
+    if (job.precision == Precision::kFast) value = RoundedTo11Bits(value);
     points64[k] = value;
     if (job.precision != Precision::kDouble) points32[k] = static_cast<float>(value);
     norm2 += value * value;
@@ -246,6 +258,9 @@ __device__ void PrepareStates(const Member& member) {
   s.relax = s.previous_relax = 1;
   for (int side = 0; side < 2; ++side) s.total_mass[side] = r.mass[MeasureOf(engine, side)];
   s.cost_max = cost_max;
+  // Coordinates as halves are at most 64, and so far above where halves lose bits.
+  const double radius = fmax(r.radius[0], r.radius[1]);
+  s.point_scale = radius > 0 && isfinite(radius) ? ldexp(1.0, 5 - ilogb(radius)) : 1;
   s.starting = engine > 0 || job.starting;
   s.fresh = 1;
   s.mode = ModeFor(job, cost_max);
@@ -256,6 +271,26 @@ __device__ void PrepareStates(const Member& member) {
     s.relax = 0.5;
   }
   *member.state(engine) = s;
+}
+
+// Step 4: x scale = high + low + what is below 2^-22 of it.
+__device__ void SplitPoints(const Member& member, int side, int block) {
+  const Job& job = member.job;
+  const EngineState& state = *member.state(0);
+  if (state.mode != kFloat) return;
+  const int dim = job.dim, padded = PaddedDim(job), count = job.size[side], first = block * kBlockPoints;
+  const int points = min(kBlockPoints, count - first);
+  const double* in = member.At<double>(job.at.points64[side]);
+  __half* high = member.At<__half>(job.at.halves[side]);
+  __half* low = high + int64_t{count} * padded;
+  for (int e = threadIdx.x; e < points * padded; e += kThreads) {
+    const int k = e % padded;
+    const int64_t i = first + e / padded;
+    const float value = k < dim ? static_cast<float>(in[i * dim + k] * state.point_scale) : 0;
+    const __half h = __float2half_rn(value);
+    high[i * padded + k] = h;
+    low[i * padded + k] = __float2half_rn(value - __half2float(h));
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) PrepareKernel(LaunchTable table, int step) {
@@ -271,7 +306,8 @@ __global__ void __launch_bounds__(kThreads) PrepareKernel(LaunchTable table, int
   const int64_t rest = work.block % of_member;
   if (costs) return RangeOfCosts(member, rest);
   const int side = rest < chunks[0] ? 0 : 1, chunk = static_cast<int>(side == 0 ? rest : rest - chunks[0]);
-  return step == 0 ? SumChunk(member, side, chunk) : PreparePoints(member, side, chunk);
+  if (step == 0) return SumChunk(member, side, chunk);
+  return step == 2 ? PreparePoints(member, side, chunk) : SplitPoints(member, side, chunk);
 }
 
 }  // namespace
@@ -284,8 +320,10 @@ int64_t PrepareBlocks(const Job& job, int step) {
       return job.dense ? 0 : 2;
     case 2:
       return PointBlocks(job, 0) + PointBlocks(job, 1);
-    default:
+    case 3:
       return 1;
+    default:
+      return job.dense || job.precision == Precision::kDouble ? 0 : PointBlocks(job, 0) + PointBlocks(job, 1);
   }
 }
 

@@ -54,6 +54,7 @@ struct Layout {
   int64_t centre[2];       // double[dim]
   int64_t points64[2];     // double[n, dim], centred
   int64_t points32[2];     // float[n, dim], centred (not for DOUBLE)
+  int64_t halves[2];       // __half[2, n, PaddedDim]: the same, scaled, as sums of two (not for DOUBLE)
   int64_t phi[3][2][2];    // [engine][parity][side]: double[size]
   int64_t ratio[3][2];     // [engine][side]: double[size], marginal / mass
   int64_t partial[3];      // [engine]: double[splits, rows], log2 sums
@@ -110,6 +111,7 @@ struct EngineState {
   double best_error;
   double total_mass[2];
   double cost_max;
+  double point_scale;  // Of the points as halves: a power of two.
   int32_t best_iteration;
   int32_t iterations;
   int32_t parity;    // Which phi are the present ones.
@@ -151,20 +153,35 @@ __host__ __device__ inline int MeasureOf(int engine, int side) { return engine =
 __host__ __device__ inline int EngineSize(const Job& job, int engine, int side) {
   return job.size[MeasureOf(engine, side)];
 }
-__host__ __device__ inline int RowBlocks(const Job& job, int engine, int side) {
-  return static_cast<int>(CeilDiv(EngineSize(job, engine, side), kTile));
+// Coordinates of a point as halves: whole steps of a matrix product.
+__host__ __device__ inline int PaddedDim(const Job& job) { return (job.dim + 15) / 16 * 16; }
+
+// How a pass is cut into blocks: by the kernel, and by the shape alone.
+enum class Geometry : int {
+  kPlain,  // kTile rows against kTile columns a step.
+  kCloud,  // kCloudTile rows and columns: clouds in float32.
+};
+constexpr int kCloudTile = 128;
+__host__ __device__ inline int RowsOf(Geometry geometry) { return geometry == Geometry::kCloud ? kCloudTile : kTile; }
+__host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
+  return !job.dense && mode == kFloat ? Geometry::kCloud : Geometry::kPlain;
 }
-// Parts that the columns of a pass are cut into: by the shape alone.
-__host__ __device__ inline int SplitsOf(int64_t rows, int64_t columns) {
-  const int64_t tiles = CeilDiv(columns, kTile), wanted = CeilDiv(kSplitBlocks, CeilDiv(rows, kTile));
+__host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
+  return static_cast<int>(CeilDiv(EngineSize(job, engine, side), RowsOf(geometry)));
+}
+// Parts that the columns of a pass are cut into.
+__host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
+  const int64_t tiles = CeilDiv(EngineSize(job, engine, 1 - side), RowsOf(geometry));
+  const int64_t blocks = RowBlocks(job, engine, side, geometry);
+  const int64_t wanted = kSplitBlocks / blocks > 1 ? kSplitBlocks / blocks : 1;  // One wave.
   return static_cast<int>(wanted < tiles ? wanted : tiles);
 }
-__host__ __device__ inline int Splits(const Job& job, int engine, int side) {
-  return SplitsOf(EngineSize(job, engine, side), EngineSize(job, engine, 1 - side));
+__host__ __device__ inline int64_t EngineBlocks(const Job& job, int engine, int side, Geometry geometry) {
+  return int64_t{1} * RowBlocks(job, engine, side, geometry) * Splits(job, engine, side, geometry);
 }
-__host__ __device__ inline int64_t PassBlocks(const Job& job, int side) {  // Of one member.
+__host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry geometry) {  // Of one member.
   int64_t blocks = 0;
-  for (int e = 0; e < job.engines; ++e) blocks += int64_t{1} * RowBlocks(job, e, side) * Splits(job, e, side);
+  for (int e = 0; e < job.engines; ++e) blocks += EngineBlocks(job, e, side, geometry);
   return blocks;
 }
 __host__ __device__ inline double RhoOf(const Job& job, int engine, int side) {

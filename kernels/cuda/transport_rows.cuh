@@ -1,0 +1,179 @@
+// Rows of a pass: which block has which, what becomes of their sums, and what follows for an engine when all are done.
+// Shared by the kernels that make the sums.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ROWS_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_ROWS_CUH_
+
+#include "kernels/cuda/transport_control.cuh"
+#include "kernels/cuda/transport_tile.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+// How a kernel cuts a pass: rows of a block, and columns of a step, parts of the columns.
+struct RowBlock {
+  int64_t member;
+  int engine, block, split, splits;
+};
+__device__ inline RowBlock FindRowBlock(const Job& job, int64_t index, int side, int engines, Geometry geometry) {
+  int64_t of_member = 0;
+  for (int e = 0; e < engines; ++e) of_member += EngineBlocks(job, e, side, geometry);
+  RowBlock found;
+  found.member = index / of_member;
+  int64_t rest = index % of_member;
+  for (found.engine = 0; found.engine < engines - 1; ++found.engine) {
+    const int64_t blocks = EngineBlocks(job, found.engine, side, geometry);
+    if (rest < blocks) break;
+    rest -= blocks;
+  }
+  found.splits = Splits(job, found.engine, side, geometry);
+  found.block = static_cast<int>(rest / found.splits);
+  found.split = static_cast<int>(rest % found.splits);
+  return found;
+}
+
+// Where a pass finds potentials and weights, by side.
+struct PassView {
+  const double* phi[2];
+  const double* log_weight[2];
+};
+__device__ inline PassView ViewOf(const Member& member, int engine, int side, Pass pass) {
+  const Job& job = member.job;
+  PassView view;
+  const int parity = member.state(engine)->parity;
+  for (int s = 0; s < 2; ++s) {
+    if (pass == Pass::kBound) {
+      view.phi[s] = member.At<double>(job.at.bound_psi[s]);
+      view.log_weight[s] = member.At<double>(job.at.bound_log_weight[s]);
+      continue;
+    }
+    // Alternating: columns see the new rows.
+    const bool is_new = pass == Pass::kIterate && side == 1 && s == 0 && !IsSymmetric(job, engine);
+    view.phi[s] = member.phi(engine, is_new ? parity ^ 1 : parity, s);
+    view.log_weight[s] = member.log_mass(MeasureOf(engine, s));
+  }
+  return view;
+}
+
+// The parts' log2 sums to that of the row.
+__device__ inline double CombineParts(const double* parts, int splits, int64_t stride) {
+  double max = kVoid, sum = 0;
+  for (int k = 0; k < splits; ++k) max = fmax(max, __ldcg(parts + k * stride));
+  for (int k = 0; k < splits; ++k) sum += exp2(__ldcg(parts + k * stride) - max);
+  return max + log2(sum);
+}
+
+// ---- What becomes of a row's sum ----------------------------------------------------------------------------------
+
+__device__ inline void IterateRow(const Member& member, const RowBlock& b, int side, int i, double lse, double scale,
+                                  BlockStats* stats) {
+  const Job& job = member.job;
+  const EngineState& state = *member.state(b.engine);
+  const double old = member.phi(b.engine, state.parity, side)[i];
+  const double shift = member.Shift(b.engine, side, i), rho = RhoOf(job, b.engine, side);
+  const double mass = member.mass(MeasureOf(b.engine, side))[i];
+  member.phi(b.engine, state.parity ^ 1, side)[i] = HalfStep(old, lse, scale, shift, state.epsilon, rho, state.relax);
+  if (mass > 0) stats->error = mass * fabs(exp2(fma(old, scale, lse)) - TargetRatio(old + shift, rho));
+}
+
+__device__ inline void MeasureRow(const Member& member, const RowBlock& b, int side, int i, double lse, double scale,
+                                  BlockStats* stats) {
+  const EngineState& state = *member.state(b.engine);
+  const int measure = MeasureOf(b.engine, side);
+  const double phi = member.phi(b.engine, state.parity, side)[i], rho = RhoOf(member.job, b.engine, side);
+  const double f = phi + member.Shift(b.engine, side, i), mass = member.mass(measure)[i];
+  const double ratio = exp2(fmin(fma(phi, scale, lse), 1000.0));  // Saturates: annealing may have been cut short.
+  member.ratio(b.engine, side)[i] = ratio;
+  stats->finite = isfinite(f) ? 1 : 0;
+  if (!(mass > 0)) return;
+  stats->error = mass * fabs(ratio - TargetRatio(f, rho));
+  stats->dual = mass * (isinf(rho) ? f : -rho * expm1(-f / rho));
+  stats->plan_mass = mass * ratio;
+  const double reference = member.phi(b.engine, state.parity, 1)[0];
+  stats->largest = fabs((side == 0 ? phi + reference : phi - reference) * scale) + fabs(member.log_mass(measure)[i]);
+  stats->terms = fabs(mass * f);
+  if (!isfinite(stats->dual)) stats->finite = 0;
+}
+
+// Steps 0 and 1 shrink rows, then columns, that are above their marginal; steps 1 and 2 tell what is missing.
+__device__ inline void BoundRow(const Member& member, int side, int step, int i, double lse, double scale,
+                                BlockStats* stats) {
+  const Job& job = member.job;
+  double* log_weight = member.At<double>(job.at.bound_log_weight[side]);
+  const double mass = member.mass(side)[i];
+  const double sum = mass > 0 ? exp2(fma(member.At<double>(job.at.bound_psi[side])[i], scale, log_weight[i]) + lse) : 0;
+  if (step < 2 && sum > mass) log_weight[i] += log2(mass / sum);
+  if (step == 0) return;
+  const double lack = fmax(0.0, step == 1 ? mass - fmin(sum, mass) : mass - sum);
+  member.At<double>(job.at.bound_lack[side])[i] = lack;
+  stats->error = lack;
+}
+
+// Adds up the block's statistics (thread by thread in the same order) into `out`.
+__device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out) {
+  __shared__ double scratch[kThreads];
+  BlockStats sum;
+  sum.error = BlockSum(own.error, scratch);
+  if (whole) {
+    sum.dual = BlockSum(own.dual, scratch);
+    sum.plan_mass = BlockSum(own.plan_mass, scratch);
+    sum.largest = BlockMax(own.largest, scratch);
+    sum.terms = BlockSum(own.terms, scratch);
+    sum.finite = -BlockMax(-own.finite, scratch);
+  }
+  if (threadIdx.x == 0) *out = sum;
+}
+
+// The sums of all row blocks' errors, and whether potentials are finite.
+__device__ inline void EndPass(const Member& member, const RowBlock& b, int side, Pass pass, int blocks) {
+  __shared__ double scratch[kThreads];
+  const Job& job = member.job;
+  const BlockStats* stats = member.stats(b.engine, side);
+  double error = 0, finite = 1;
+  for (int k = threadIdx.x; k < blocks; k += kThreads) {
+    error += __ldcg(&stats[k].error);
+    if (pass == Pass::kMeasure) finite = fmin(finite, __ldcg(&stats[k].finite));
+  }
+  error = BlockSum(error, scratch);
+  finite = -BlockMax(-finite, scratch);
+  if (threadIdx.x != 0) return;
+  EngineState* state = member.state(b.engine);
+  if (pass == Pass::kIterate) {
+    return side == 0 ? EndRows(job, b.engine, state, error) : EndColumns(job, b.engine, state, error);
+  }
+  state->error[side] = error;
+  state->finite = (side == 0 || state->finite) && finite > 0;
+  if (side == 1) state->converged = fmax(state->error[0], state->error[1]) <= job.solver.tolerance;
+}
+
+// What follows when row threadIdx.x of this block knows its log2 sum over this block's columns: parts are combined, rows
+// move, and the last block of an engine decides how it goes on. All threads call it.
+__device__ inline void FinishRows(const Member& member, const RowBlock& b, int side, Pass pass, int step, double lse,
+                                  Geometry geometry) {
+  const Job& job = member.job;
+  const int rows = EngineSize(job, b.engine, side), tile = RowsOf(geometry);
+  const int i = b.block * tile + threadIdx.x;
+  const bool mine = threadIdx.x < tile && i < rows;
+  const double scale = kLog2E / member.state(b.engine)->epsilon;
+  unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + b.engine * job.at.arrival_stride;
+  if (b.splits > 1) {
+    double* parts = member.At<double>(job.at.partial[b.engine]);
+    if (mine) parts[int64_t{b.split} * rows + i] = lse;
+    if (!LastToArrive(arrivals + b.block, b.splits)) return;
+    if (mine) lse = CombineParts(parts + i, b.splits, rows);
+  }
+  BlockStats stats = {0, 0, 0, 0, 0, 1};
+  if (mine && pass == Pass::kIterate) IterateRow(member, b, side, i, lse, scale, &stats);
+  if (mine && pass == Pass::kMeasure) MeasureRow(member, b, side, i, lse, scale, &stats);
+  if (mine && pass == Pass::kBound) BoundRow(member, side, step, i, lse, scale, &stats);
+  StoreStats(
+      stats, pass == Pass::kMeasure,
+      (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
+  if (pass == Pass::kBound) return;
+  const int blocks = RowBlocks(job, b.engine, side, geometry);
+  if (LastToArrive(arrivals + job.at.arrival_stride - 1, blocks)) EndPass(member, b, side, pass, blocks);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_ROWS_CUH_
