@@ -201,12 +201,13 @@ absl::Status Process::StartGrpc() {
   grpc::ServerBuilder builder;
   if (!config_.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   builder.AddListeningPort(config_.listen, *credentials, &port_);
-  builder.RegisterService(service_->rpc());
+  service_->Register(&builder);
   builder.RegisterService(&health_);
   AddChannelArguments(config_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0)
     return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen));
+  service_->Serve();
   return absl::OkStatus();
 }
 

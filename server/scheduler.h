@@ -75,6 +75,7 @@ struct TaskResult {
   const char* stage = "";  // "" if OK.
   SolveReport report;      // If OK.
   TaskTiming timing;
+  int64_t handed_over = 1;  // Tasks whose `done` runs at the same time, one after another.
 };
 
 // One request. The problem's views must stay valid until `done` has been called.

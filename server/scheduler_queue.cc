@@ -41,6 +41,7 @@ ScheduledTask* WaitingQueue::Next(const Room& room) const {
   for (const ScheduledTaskPtr& task : tasks_) {
     if (left-- == 0) break;
     if (!Fits(*task, room)) continue;
+    if (no_deadline_before_ == absl::InfiniteFuture()) return task.get();  // None has a deadline: no need to look on.
     if (next == nullptr || task->task.deadline < next->task.deadline) next = task.get();
   }
   return next;

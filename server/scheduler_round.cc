@@ -221,6 +221,7 @@ void Scheduler::Impl::HandOver(Lane* lane, Tasks* ended) {
   for (ScheduledTaskPtr& task : *ended) {
     task->solve.reset();  // Before `done`, which may free the memory that it works on.
     TaskResult& result = task->result;
+    result.handed_over = static_cast<int64_t>(ended->size());
     const bool launched = result.timing.launch_count > 0;
     if (!result.status.ok()) result.stage = launched ? "running" : "queue";
     result.timing.queue = std::max((launched ? task->first_launch : now) - task->submitted, absl::ZeroDuration());

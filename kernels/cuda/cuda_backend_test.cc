@@ -95,7 +95,9 @@ class CudaBackendTest : public testing::Test {
 };
 
 TEST_F(CudaBackendTest, OneTinyProblem) {
-  SolveAll({EchoProblem(32, 4, 4)});
+  std::list<EchoProblem> problems;
+  problems.emplace_back(32, 4, 4);
+  SolveAll(problems);
   EXPECT_EQ(Used(), at_rest_);
 }
 

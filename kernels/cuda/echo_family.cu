@@ -1,15 +1,15 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cuda/echo_family.h"
 
 namespace sinkhorn {
 namespace cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256;  // REQUIRES: a Task has no more words.
 
 struct Task {
   const float* cost;
@@ -23,9 +23,13 @@ struct Task {
   long long wait_ns;
 };
 
-// A block per row of all members of one problem, striding.
+// Blocks of one problem stride over its elements.
 __global__ void EchoKernel(const Task* tasks) {
-  const Task& task = tasks[blockIdx.y];
+  __shared__ Task task;
+  if (threadIdx.x < sizeof(Task) / sizeof(int)) {  // One read of all of it: it may lie beyond the bus.
+    reinterpret_cast<int*>(&task)[threadIdx.x] = reinterpret_cast<const int*>(&tasks[blockIdx.y])[threadIdx.x];
+  }
+  __syncthreads();
   if (task.trap) asm volatile("trap;");
   if (task.wait_ns > 0) {
     unsigned long long begin, now;
@@ -34,14 +38,18 @@ __global__ void EchoKernel(const Task* tasks) {
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     } while (static_cast<long long>(now - begin) < task.wait_ns);
   }
-  const int taken = task.first ? 1 : *task.slices + 1;  // Only the last of the blocks below changes it.
-  if (taken == task.wanted) {
-    for (int64_t row = blockIdx.x; row < task.count * task.n; row += gridDim.x) {
+  const int taken = task.first ? 1 : *task.slices + 1;  // EchoEndKernel changes it.
+  if (taken != task.wanted) return;
+  const int64_t elements = task.count * task.n * task.m, stride = int64_t{kThreads} * gridDim.x;
+  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (task.plan != nullptr) {
+    for (int64_t i = first; i < elements; i += stride) {
+      task.plan[i] = 2 * task.cost[task.shared_cost ? i % (task.n * task.m) : i] + 1;
+    }
+  }
+  if (task.f != nullptr) {
+    for (int64_t row = first; row < task.count * task.n; row += stride) {
       const float* cost = task.cost + (task.shared_cost ? row % task.n : row) * task.m;
-      for (int64_t j = threadIdx.x; task.plan != nullptr && j < task.m; j += kThreads) {
-        task.plan[row * task.m + j] = 2 * cost[j] + 1;
-      }
-      if (task.f == nullptr || threadIdx.x != 0) continue;
       float sum = 0;
       for (int64_t j = 0; j < task.m; ++j) sum += cost[j];
       task.f[row] = sum;
@@ -129,7 +137,7 @@ class Echo final : public Family {
 
   absl::Status Launch(absl::Span<Resident* const> residents, double, LaunchContext* context) const override {
     std::vector<Task> tasks;
-    int64_t rows = 1;
+    int64_t elements = 1;
     void* device = nullptr;
     const int* host = static_cast<int*>(context->HostVisible(residents.size() * sizeof(int), &device));
     if (host == nullptr) return absl::InternalError("no pinned memory");
@@ -141,13 +149,14 @@ class Echo final : public Family {
         continue;
       }
       tasks.push_back(resident->MakeTask(static_cast<int*>(device) + i));
-      rows = std::max(rows, resident->problem_.count * resident->problem_.n);
+      const Problem& problem = resident->problem_;
+      elements = std::max(elements, problem.count * problem.n * problem.m);
     }
     if (tasks.empty()) return absl::OkStatus();
     auto* uploaded = static_cast<const Task*>(context->Upload(tasks.data(), tasks.size() * sizeof(Task)));
     if (uploaded == nullptr) return absl::InternalError("no pinned memory");
     const int task_count = static_cast<int>(tasks.size());
-    const dim3 grid(static_cast<unsigned>(std::min<int64_t>(rows, 256)), task_count);
+    const dim3 grid(static_cast<unsigned>(std::min<int64_t>((elements + kThreads - 1) / kThreads, 528)), task_count);
     EchoKernel<<<grid, kThreads, 0, context->stream()>>>(uploaded);
     EchoEndKernel<<<(task_count + kThreads - 1) / kThreads, kThreads, 0, context->stream()>>>(uploaded, task_count);
     const cudaError_t error = cudaGetLastError();

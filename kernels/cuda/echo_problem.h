@@ -31,6 +31,9 @@ class EchoProblem {
     problem.outputs.f = {DType::kFloat32, f_.data()};
     problem.outputs.convergence = convergence_.data();
   }
+  EchoProblem(const EchoProblem&) = delete;  // `problem` points into it.
+  EchoProblem& operator=(const EchoProblem&) = delete;
+
   EchoProblem& Slices(int slices) {
     problem.solver.max_iterations = slices;
     return *this;

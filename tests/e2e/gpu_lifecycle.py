@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""On a machine with a GPU: the server starts, answers and drains; with its GPU hidden it serves on the CPU; and when a kernel
+that traps takes the GPU away, health turns NOT_SERVING, calls get UNAVAILABLE, and the process leaves with 1.
+
+  tests/e2e/gpu_lifecycle.py [--bin FOLDER]     # a folder with sinkhorn_server and sinkhorn_loadgen; else bazel-bin's
+
+Needs Python's grpc package and no generated code. Prints a line for each finding; exits 0 if all hold.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SERVING, NOT_SERVING = 1, 2
+
+
+def binaries(folder):
+    if folder:
+        return folder / "sinkhorn_server", folder / "sinkhorn_loadgen"
+    return ROOT / "bazel-bin/server/sinkhorn_server", ROOT / "bazel-bin/client/loadgen/sinkhorn_loadgen"
+
+
+class Server:
+    def __init__(self, path, *flags, hide_gpus=False):
+        self.folder = tempfile.TemporaryDirectory()
+        ports, self.log_path = pathlib.Path(self.folder.name) / "ports", pathlib.Path(self.folder.name) / "log"
+        addresses = ["--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}"]
+        environment = dict(os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}))
+        begin = time.monotonic()
+        self.process = subprocess.Popen([path, *addresses, *flags], stderr=open(self.log_path, "wb"), env=environment)
+        while not ports.exists():
+            if self.process.poll() is not None or time.monotonic() > begin + 60:
+                raise SystemExit(f"the server did not start: {self.log()}")
+            time.sleep(0.01)
+        self.start_seconds = time.monotonic() - begin
+        self.address = "127.0.0.1:" + ports.read_text().split()[0]
+
+    def log(self):
+        return self.log_path.read_text()
+
+    def events(self, name):
+        return [json.loads(line) for line in self.log().splitlines() if f'"event":"{name}"' in line]
+
+
+class HealthWatch:
+    """The states that grpc.health.v1's Watch tells of a server, in order."""
+
+    def __init__(self, address):
+        self.states = []
+        self.channel = grpc.insecure_channel(address)
+        watch = self.channel.unary_stream("/grpc.health.v1.Health/Watch", lambda b: b, lambda b: b)
+        self.thread = threading.Thread(target=self.follow, args=(watch(b"", timeout=60),), daemon=True)
+        self.thread.start()
+        deadline = time.monotonic() + 10
+        while not self.states and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def follow(self, replies):
+        try:
+            for reply in replies:
+                self.states.append(reply[1] if len(reply) == 2 and reply[0] == 8 else 0)
+        except grpc.RpcError:
+            pass
+
+
+def load(loadgen, server, *flags):
+    command = [loadgen, f"--server={server.address}", "--json", "--warmup=0s", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+FAILURES = []
+
+
+def check(what, holds, detail=""):
+    print(f"{'ok  ' if holds else 'FAIL'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
+    if not holds:
+        FAILURES.append(what)
+
+
+def answers_and_drains(server_path, loadgen, backend, name, hide_gpus=False):
+    server = Server(server_path, f"--backend={backend}", "--drain_grace=500ms", hide_gpus=hide_gpus)
+    ready = server.events("ready")
+    check(f"{name}: ready", bool(ready), f"{ready[0]['device']} after {server.start_seconds:.2f} s")
+    watch = HealthWatch(server.address)
+    check(f"{name}: health says SERVING", watch.states == [SERVING], watch.states)
+    done = load(loadgen, server, "--clients=16", "--duration=1s", "--verify", "--mix=normalization:32x4x4:20,dense:16x16:20")
+    result = json.loads(done.communicate(timeout=60)[0])
+    answered = result["all"]["requests"]
+    right = answered > 100 and result["wrong_count"] == 0 and not result["all"]["errors"]
+    check(f"{name}: every answer is right", right, f"{answered} answers, {result['wrong']}, {result['all']['errors']}")
+    running = load(loadgen, server, "--rate=500", "--duration=3s", "--connections=1")
+    time.sleep(1)
+    server.process.send_signal(signal.SIGTERM)
+    code = server.process.wait(30)
+    stopped = server.events("stopped")
+    clean = code == 0 and stopped and stopped[0]["abandoned"] == "0"
+    check(f"{name}: drains under load and leaves with 0", clean, f"exit {code}, {stopped}")
+    result = json.loads(running.communicate(timeout=60)[0])
+    errors = result["all"]["errors"]
+    check(f"{name}: calls fail only with UNAVAILABLE then", all(e.startswith("UNAVAILABLE") for e in errors), errors)
+    check(f"{name}: health said NOT_SERVING", watch.states == [SERVING, NOT_SERVING], watch.states)
+
+
+def loses_its_device(server_path, loadgen):
+    server = Server(server_path, "--backend=cuda", "--inject_fault=kernel_trap@500")
+    watch = HealthWatch(server.address)
+    running = load(loadgen, server, "--clients=64", "--duration=3s")
+    begin = time.monotonic()
+    code = server.process.wait(30)
+    result = json.loads(running.communicate(timeout=60)[0])
+    errors = result["all"]["errors"]
+    check("trap: the process leaves with 1", code == 1, f"exit {code} after {time.monotonic() - begin:.2f} s")
+    check("trap: requests were answered before", result["all"]["requests"] > 100, result["all"]["requests"])
+    check("trap: calls get UNAVAILABLE, DEVICE_LOST", errors.get("UNAVAILABLE/DEVICE_LOST", 0) > 0, errors)
+    check("trap: and nothing else", all(e.startswith("UNAVAILABLE") for e in errors))
+    check("trap: health said NOT_SERVING", watch.states == [SERVING, NOT_SERVING], watch.states)
+    check("trap: the log says so", len(server.events("device_lost")) == 1, server.log().splitlines()[-2:])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path)
+    parser.add_argument("--without-gpu", action="store_true", help="only what needs none")
+    options = parser.parse_args()
+    server_path, loadgen = binaries(options.bin)
+    answers_and_drains(server_path, loadgen, "auto", "without a GPU", hide_gpus=True)
+    if not options.without_gpu:
+        answers_and_drains(server_path, loadgen, "auto", "with a GPU")
+        loses_its_device(server_path, loadgen)
+    print(f"{len(FAILURES)} failed")
+    return 1 if FAILURES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
