@@ -136,9 +136,9 @@ class Round {
     backwards_ = !backwards_;
     const int64_t threads = shares_.size();
     for (int64_t t = 0; t < threads; ++t) {
-      shares_[t].begin = t * total_ / threads;
+      shares_[t].begin = (t * total_ + threads - 1) / threads;
       shares_[t].next.store(shares_[t].begin, std::memory_order_relaxed);
-      shares_[t].end = (t + 1) * total_ / threads;
+      shares_[t].end = ((t + 1) * total_ + threads - 1) / threads;
     }
     finished_.store(0, std::memory_order_relaxed);
   }
@@ -193,6 +193,7 @@ class Team {
   // Lane: runs the round with whoever is here.
   void Run(Scratch* scratch) {
     round_.Open();
+    if (round_.total() == 1) return round_.Work(0, scratch);
     open_.store(++generation_);
     round_.Work(0, scratch);
     for (int spins = 0; !round_.complete(); ++spins) Pause(spins);
@@ -281,7 +282,7 @@ class CpuBackend final : public Backend {
     do {
       for (CpuSolve* solve : active) solve->SetAlone(active.size() == 1 && threads_ > 1);
       const double predicted = Fill(team->round(), active, left * threads_);
-      if (!called && predicted > kSerialSeconds && threads_ > 1 && team->round()->total() > 1) {
+      if (!called && threads_ > 1 && WorthHelp(*team->round(), active, predicted)) {
         called = true;
         for (int h = 1; h < threads_; ++h) {
           pool_.Schedule([this, team] {
@@ -302,6 +303,11 @@ class CpuBackend final : public Backend {
  private:
   // Work shorter than this is not worth waking helpers.
   static constexpr double kSerialSeconds = 20e-6;
+
+  static bool WorthHelp(const Round& round, const std::vector<CpuSolve*>& active, double predicted) {
+    if (predicted > kSerialSeconds && round.total() > 1) return true;
+    return std::any_of(active.begin(), active.end(), [](CpuSolve* s) { return s->work()->WillSplit(); });
+  }
 
   // Lays out a round: a share of every solve. Returns its predicted seconds on one thread.
   double Fill(Round* round, const std::vector<CpuSolve*>& active, double thread_seconds) {

@@ -19,10 +19,12 @@ namespace sinkhorn {
 namespace cpu {
 namespace {
 
-constexpr int64_t kSmallPairs = 131072;    // A member this small is one chunk.
-constexpr double kSplitSeconds = 30e-6;    // A phase this short is not worth two threads.
-constexpr double kSerialSeconds = 2e-3;    // How long such a chunk may run before it yields.
-constexpr double kFloatExponentMax = 400;  // Cost over epsilon up to which float32 exponents serve STRICT.
+constexpr int64_t kSmallPairs = 131072;     // A member this small is one chunk.
+constexpr double kSplitSeconds = 150e-6;    // A phase this short is not worth two threads: they share its densities.
+constexpr double kSurveySeconds = 1.5e-10;  // Of a cost.
+constexpr double kLoadSeconds = 1e-9;       // Of a coordinate.
+constexpr double kSerialSeconds = 2e-3;     // How long such a chunk may run before it yields.
+constexpr double kFloatExponentMax = 400;   // Cost over epsilon up to which float32 exponents serve STRICT.
 
 // Of making all densities, on one thread.
 double TransportMakeSeconds(const Problem& problem) {
@@ -34,7 +36,12 @@ double TransportMakeSeconds(const Problem& problem) {
 class TransportWork final : public Work {
  public:
   TransportWork(const Problem& problem, int64_t kernel_cache_bytes)
-      : problem_(problem), small_(problem.n * problem.m <= kSmallPairs), whole_(small_), members_(problem.count) {
+      : problem_(problem),
+        small_(problem.n * problem.m <= kSmallPairs),
+        whole_(small_),
+        members_(problem.count),
+        inputs_(problem.count),
+        part_count_(MemberInputs::PartCount(problem)) {
     const int64_t member_bytes =
         problem.n * RoundUp(problem.m, kColumnPad) * (problem.solver.precision == Precision::kDouble ? 8 : 4);
     cache_bytes_ = member_bytes <= kernel_cache_bytes ? member_bytes * 2 : 0;
@@ -50,20 +57,29 @@ class TransportWork final : public Work {
     if (small_ && problem_.count == 1) Refill();
   }
 
+  bool WillSplit() const override { return !whole_ && chunks_ > 0; }
+
   void RunChunk(int64_t chunk, Scratch* scratch) override {
     const auto unit = std::upper_bound(units_.begin(), units_.end(), chunk,
                                        [](int64_t c, const Unit& u) { return c < u.first_chunk; }) -
                       1;
     auto& member = members_[unit->member];
     if (!whole_) {
-      if (member == nullptr) {
-        member = MakeTransportMember(problem_, unit->member, cache_bytes_);
-      } else {
-        member->RunChunk(chunk - unit->first_chunk, scratch);
+      switch (unit->stage) {
+        case Stage::kSurvey:
+          return inputs_[unit->member]->SurveyPart(chunk - unit->first_chunk);
+        case Stage::kMake:
+          return Make(unit->member);
+        case Stage::kRun:
+          return member->RunChunk(chunk - unit->first_chunk, scratch);
       }
-      return;
     }
-    if (member == nullptr) member = MakeTransportMember(problem_, unit->member, cache_bytes_);
+    if (member == nullptr) {
+      auto& inputs = inputs_[unit->member];
+      if (unit->stage == Stage::kSurvey) inputs = std::make_unique<MemberInputs>(problem_, unit->member);
+      for (int64_t part = 0; unit->stage == Stage::kSurvey && part < part_count_; ++part) inputs->SurveyPart(part);
+      Make(unit->member);
+    }
     for (double left = kSerialSeconds; left > 0 && member->chunk_count() > 0;) {
       const int64_t count = member->chunk_count();
       left -= count * member->chunk_seconds();
@@ -77,10 +93,9 @@ class TransportWork final : public Work {
     units.swap(units_);
     for (const Unit& unit : units) {
       auto& member = members_[unit.member];
-      if (!whole_ && !unit.making) member->EndPhase();
-      if (member->chunk_count() > 0) {
-        units_.push_back(unit);
-        units_.back().making = false;
+      if (!whole_ && unit.stage == Stage::kRun) member->EndPhase();
+      if (member == nullptr || member->chunk_count() > 0) {
+        units_.push_back({unit.member, 0, member == nullptr ? Stage::kMake : Stage::kRun});
         continue;
       }
       Absorb(unit.member, *member);
@@ -99,16 +114,24 @@ class TransportWork final : public Work {
   }
 
  private:
+  enum class Stage { kSurvey, kMake, kRun };
   struct Unit {
     int64_t member;
     int64_t first_chunk;
-    bool making;  // Large: this phase makes it.
+    Stage stage;  // Where its next phase begins; whole members go on to their end.
   };
+
+  void Make(int64_t index) {
+    auto& inputs = inputs_[index];
+    if (inputs == nullptr) inputs = std::make_unique<MemberInputs>(problem_, index);
+    inputs->Load();
+    members_[index] = MakeTransportMember(std::move(inputs), cache_bytes_);
+  }
 
   // Lets members in and lays out the next phase.
   void Refill() {
     while (next_member_ < problem_.count && static_cast<int64_t>(units_.size()) < window_) {
-      units_.push_back({next_member_++, 0, true});
+      units_.push_back({next_member_++, 0, part_count_ > 0 ? Stage::kSurvey : Stage::kMake});
     }
     whole_ = small_ && !WorthSplitting();
     chunks_ = 0;
@@ -116,10 +139,16 @@ class TransportWork final : public Work {
     for (Unit& unit : units_) {
       unit.first_chunk = chunks_;
       const auto& member = members_[unit.member];
-      if (whole_ || member == nullptr) {
+      if (whole_) {
         ++chunks_;
-        seconds += whole_ ? std::min(kSerialSeconds, TransportSeconds(problem_) / problem_.count)
-                          : 2e-9 * (problem_.n + problem_.m) * (problem_.dim + 4);
+        seconds += std::min(kSerialSeconds, TransportSeconds(problem_) / problem_.count);
+      } else if (unit.stage == Stage::kSurvey) {
+        inputs_[unit.member] = std::make_unique<MemberInputs>(problem_, unit.member);
+        chunks_ += part_count_;
+        seconds += kSurveySeconds * problem_.n * problem_.m;
+      } else if (unit.stage == Stage::kMake) {
+        ++chunks_;
+        seconds += kLoadSeconds * (problem_.n + problem_.m) * (problem_.dim + 4);
       } else {
         chunks_ += member->chunk_count();
         seconds += member->chunk_count() * member->chunk_seconds();
@@ -164,6 +193,8 @@ class TransportWork final : public Work {
   bool whole_;  // Chunks run members from end to end.
   int64_t cache_bytes_ = 0, window_ = 1, next_member_ = 0, absorbed_ = 0;
   std::vector<std::unique_ptr<TransportMember>> members_;
+  std::vector<std::unique_ptr<MemberInputs>> inputs_;  // Until the member is made.
+  const int64_t part_count_;
   std::vector<Unit> units_;
   int64_t chunks_ = 0;
   double chunk_seconds_ = 0;
@@ -173,8 +204,9 @@ class TransportWork final : public Work {
 
 }  // namespace
 
-std::unique_ptr<TransportMember> MakeTransportMember(const Problem& problem, int64_t index, int64_t cache_bytes) {
-  auto inputs = std::make_unique<MemberInputs>(problem, index);
+std::unique_ptr<TransportMember> MakeTransportMember(std::unique_ptr<MemberInputs> inputs, int64_t cache_bytes) {
+  const Problem& problem = inputs->problem;
+  const int64_t index = inputs->index;
   if (problem.solver.precision == Precision::kDouble) {
     return MakeTypedMember<double, double>(problem, index, cache_bytes, std::move(inputs));
   }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/transport_points.h"
 
 namespace sinkhorn {
 namespace cpu {
@@ -24,8 +26,14 @@ Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t
   cloud.points.Allocate(count * dim);
   cloud.centre.Resize(dim);
   cloud.norm2.Allocate(count);
-  LoadAsDouble(points.dtype, points.data, points.shared ? 0 : member * count * dim, count * dim, cloud.points.data());
-  Centre(cloud.points.data(), count, dim, cloud.centre.data(), cloud.norm2.data());
+  const int64_t offset = points.shared ? 0 : member * count * dim;
+  double* out = cloud.points.data();
+  if (const float* in = AlignedFloats(points, offset)) {
+    Centre(in, count, dim, out, cloud.centre.data(), cloud.norm2.data());
+  } else {
+    LoadAsDouble(points.dtype, points.data, offset, count * dim, out);
+    Centre(out, count, dim, out, cloud.centre.data(), cloud.norm2.data());
+  }
   double radius2 = 0;
   for (double norm2 : cloud.norm2) radius2 = std::max(radius2, norm2);
   cloud.radius = std::sqrt(radius2);
@@ -48,12 +56,12 @@ double BoxCost(const Cloud& x, const Cloud& y, double kappa) {
   return kappa * diagonal2;
 }
 
-CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m) {
+CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m, int64_t begin, int64_t end) {
   CostRange range{INFINITY, -INFINITY};
   const int64_t offset = cost.shared ? 0 : member * n * m;
   double row[512], low, high;
-  for (int64_t i = 0; i < n * m; i += 512) {
-    const int64_t count = std::min<int64_t>(512, n * m - i);
+  for (int64_t i = begin * m; i < end * m; i += 512) {
+    const int64_t count = std::min<int64_t>(512, end * m - i);
     if (const float* values = AlignedFloats(cost, offset + i)) {
       float low_float, high_float;
       Range(values, count, &low_float, &high_float);
@@ -83,16 +91,25 @@ CostSource<TE, T>::CostSource(const Cloud* x, const Cloud* y, double kappa)
   for (int side = 0; side < 2; ++side) {
     const Cloud& cloud = *cloud_[side];
     shift_[side].Resize(padded(side));
-    packed_[side].Allocate(padded(side) * dim);
-    const int64_t whole = cloud.count / kernels_.panel * kernels_.panel * dim;
-    std::fill(packed_[side].data() + whole, packed_[side].data() + padded(side) * dim, TE(0));
-    kernels_.pack(cloud.points.data(), cloud.count, dim, packed_[side].data());
     double* shift = shift_[side].data();
     RowDots(cloud.points.data(), cloud.count, dim, d.data(), shift);
     for (int64_t i = 0; i < cloud.count; ++i) {
       shift[i] = kappa * ((kDistance ? 0 : cloud.norm2[i]) + (side == 0 ? 2 * shift[i] + d2 : -2 * shift[i]));
     }
   }
+}
+
+template <typename TE, typename T>
+const TE* CostSource<TE, T>::Packed(int side) const {
+  std::call_once(packed_once_[side], [this, side] {
+    const int64_t dim = this->dim(), count = size_[side], panel = kernels_.panel;
+    Buffer<TE> packed;
+    packed.Allocate(padded(side) * dim);
+    std::fill(packed.data() + count / panel * panel * dim, packed.end(), TE(0));
+    Pack(cloud_[side]->points.data(), count, dim, panel, packed.data());
+    packed_[side] = std::move(packed);
+  });
+  return packed_[side].data();
 }
 
 template <typename TE, typename T>
@@ -110,7 +127,7 @@ TE CostSource<TE, T>::LoadPoints(int side, const int64_t* rows, double epsilon, 
     if (rows[r] < 0) {
       std::fill(out + r * dim, out + (r + 1) * dim, TE(0));
     } else {
-      kernels_.scale_row(cloud_[side]->points.data() + rows[r] * dim, dim, factor, out + r * dim);
+      ScaleRow(cloud_[side]->points.data() + rows[r] * dim, dim, factor, out + r * dim);
     }
   }
   return static_cast<TE>(kDistance ? -kappa_ * kLog2E / epsilon : 0);
@@ -151,7 +168,7 @@ void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon,
   const int64_t columns = padded(1 - side);
   if (!dense_) {
     const TE scale = LoadPoints(side, rows, epsilon, workspace);
-    kernels_.exponents(workspace, dim(), packed_[1 - side].data(), columns, scale, row_term, col_term, out);
+    kernels_.exponents(workspace, dim(), Packed(1 - side), columns, scale, row_term, col_term, out);
     return;
   }
   const TE* costs[kRowBlock];
@@ -165,8 +182,7 @@ void CostSource<TE, T>::Densities(int side, const int64_t* rows, double epsilon,
   const int64_t columns = padded(1 - side);
   if (!dense_) {
     const TE scale = LoadPoints(side, rows, epsilon, workspace);
-    kernels_.exp_sums(workspace, dim(), packed_[1 - side].data(), columns, scale, row_term, col_term, weights, out,
-                      sums);
+    kernels_.exp_sums(workspace, dim(), Packed(1 - side), columns, scale, row_term, col_term, weights, out, sums);
     return;
   }
   const TE* costs[kRowBlock];

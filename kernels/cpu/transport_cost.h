@@ -9,6 +9,7 @@
 #define SINKHORN_KERNELS_CPU_TRANSPORT_COST_H_
 
 #include <cstdint>
+#include <mutex>
 
 #include "kernels/cpu/buffer.h"
 #include "kernels/cpu/transport_kernels.h"
@@ -29,11 +30,11 @@ Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t
 // kappa |diagonal of the box around both|^2.
 double BoxCost(const Cloud& x, const Cloud& y, double kappa);
 
-// Range of a cost matrix.
+// Range of rows [begin, end) of a cost matrix.
 struct CostRange {
   double min = 0, max = 0;
 };
-CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m);
+CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m, int64_t begin, int64_t end);
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -78,7 +79,10 @@ class CostSource {
   int64_t cost_offset_ = 0;
   const Cloud* cloud_[2] = {nullptr, nullptr};
   double kappa_ = 0;
-  Buffer<TE> packed_[2];
+  const TE* Packed(int side) const;
+
+  mutable Buffer<TE> packed_[2];  // Made when first used: most problems need one side.
+  mutable std::once_flag packed_once_[2];
   Buffer<double> shift_[2];
 };
 

@@ -93,22 +93,7 @@ struct TransportKernels {
   // term = potential rounded, frame = the same, scaling = 2^(what rounding took off), kept within 2^+-100;
   // beyond `size` kVoid, 0 and 1.  count a multiple of 8.
   void (*freeze)(int64_t count, int64_t size, const double* potential, TE* term, double* frame, T* scaling);
-
-  // out[k] = point[k] * factor.
-  void (*scale_row)(const double* point, int64_t dim, double factor, TE* out);
-  // points [count, dim] to packed panels; what pads the last one is left alone.
-  void (*pack)(const double* points, int64_t count, int64_t dim, TE* out);
 };
-
-// Rows of doubles, [count, dim].
-//   out[i] = <row i, vector>.
-void RowDots(const double* rows, int64_t count, int64_t dim, const double* vector, double* out);
-//   Takes their mean off the rows; norm2[i] = |row i|^2 of what is left.
-void Centre(double* rows, int64_t count, int64_t dim, double* centre, double* norm2);
-
-// Smallest and largest value; infinity and -infinity if there is none. Any alignment that the type has.
-void Range(const float* values, int64_t count, float* low, float* high);
-void Range(const double* values, int64_t count, double* low, double* high);
 
 // The tables of the best instruction set here.
 template <typename TE, typename T>

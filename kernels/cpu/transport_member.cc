@@ -15,6 +15,7 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634074;
 constexpr int64_t kChunkPairs = int64_t{1} << 20;
+constexpr int64_t kPartPairs = int64_t{1} << 18;  // Of a cost matrix, loaded at a time.
 // Seconds per pair on one thread, for budgets: reading a density; making one, and per dimension of a product.
 constexpr double kReadSeconds = 0.12e-9, kMakeSeconds = 0.3e-9, kProductSeconds = 0.012e-9;
 
@@ -33,7 +34,18 @@ std::vector<double> Masses(const TensorView& view, int64_t index, int64_t count)
 
 }  // namespace
 
-MemberInputs::MemberInputs(const Problem& problem, int64_t index) {
+int64_t MemberInputs::PartCount(const Problem& problem) {
+  if (problem.kind == ProblemKind::kPointCloud) return 0;
+  return std::min({problem.n, int64_t{64}, (problem.n * problem.m + kPartPairs - 1) / kPartPairs});
+}
+
+void MemberInputs::SurveyPart(int64_t part) {
+  const int64_t parts = costs.size();
+  costs[part] = RangeOf(problem.transport.cost, index, problem.n, problem.m, problem.n * part / parts,
+                        problem.n * (part + 1) / parts);
+}
+
+void MemberInputs::Load() {
   const TransportInputs& in = problem.transport;
   const SolverOptions& solver = problem.solver;
   a = Masses(in.a, index, problem.n);
@@ -43,9 +55,10 @@ MemberInputs::MemberInputs(const Problem& problem, int64_t index) {
   const bool unbalanced = !std::isinf(solver.rho_a) || !std::isinf(solver.rho_b);
   double range = 0;
   if (problem.kind == ProblemKind::kDense) {
-    const CostRange costs = RangeOf(in.cost, index, problem.n, problem.m);
-    cost_max = std::max(std::abs(costs.min), std::abs(costs.max));
-    range = costs.max - costs.min;
+    CostRange all = costs[0];
+    for (const CostRange& some : costs) all = {std::min(all.min, some.min), std::max(all.max, some.max)};
+    cost_max = std::max(std::abs(all.min), std::abs(all.max));
+    range = all.max - all.min;
   } else {
     x = MakeCloud(in.x, index, problem.n, problem.dim);
     y = MakeCloud(in.y, index, problem.m, problem.dim);
@@ -385,7 +398,7 @@ template <typename TE, typename T>
 void TypedMember<TE, T>::StoreScalars() {
   const Engine& cross = *engines_[0];
   const double epsilon = problem_.solver.epsilon;
-  double value = cross.DualValue();
+  double value = out().value != nullptr || out().dual_bound != nullptr ? cross.DualValue() : 0;
   if (out().dual_bound != nullptr) out().dual_bound[index_] = value - cross.DualValueRounding();
   if (out().primal_bound != nullptr) out().primal_bound[index_] = bound_->value();
   if (out().value_linear != nullptr) {
@@ -395,7 +408,7 @@ void TypedMember<TE, T>::StoreScalars() {
     }
     out().value_linear[index_] = linear;
   }
-  if (problem_.solver.debias) {
+  if (problem_.solver.debias && out().value != nullptr) {
     const double difference = cross.total_mass(0) - cross.total_mass(1);
     value += epsilon / 2 * difference * difference;
     for (int self = 1; self <= 2; ++self) value -= engines_[self]->DualValue() / 2;

@@ -16,13 +16,20 @@ namespace cpu {
 
 // The member's inputs as doubles, and what is derived from them.
 struct MemberInputs {
-  MemberInputs(const Problem& problem, int64_t index);
+  // Costs are surveyed in parts, by any threads, before all else is loaded.
+  static int64_t PartCount(const Problem& problem);  // 0: point clouds.
+  MemberInputs(const Problem& problem, int64_t index) : problem(problem), index(index), costs(PartCount(problem)) {}
+  void SurveyPart(int64_t part);
+  void Load();
 
-  Cloud x, y;                // Point clouds only.
-  std::vector<double> a, b;  // Masses.
-  std::vector<double> f, g;  // Initial potentials; empty: none given.
-  double cost_max = 0;       // Bound of what the exponents' terms are made of, in units of the cost.
-  double epsilon_start = 0;  // Of an annealed schedule.
+  const Problem& problem;
+  const int64_t index;
+  std::vector<CostRange> costs;  // Of each part's rows.
+  Cloud x, y;                    // Point clouds only.
+  std::vector<double> a, b;      // Masses.
+  std::vector<double> f, g;      // Initial potentials; empty: none given.
+  double cost_max = 0;           // Bound of what the exponents' terms are made of, in units of the cost.
+  double epsilon_start = 0;      // Of an annealed schedule.
 };
 
 class TransportMember {
@@ -36,8 +43,8 @@ class TransportMember {
   virtual Convergence progress() const = 0;
 };
 
-// Chooses the arithmetic from the member's own data.
-std::unique_ptr<TransportMember> MakeTransportMember(const Problem& problem, int64_t index, int64_t cache_bytes);
+// Chooses the arithmetic from the member's own data. REQUIRES: `inputs` are loaded.
+std::unique_ptr<TransportMember> MakeTransportMember(std::unique_ptr<MemberInputs> inputs, int64_t cache_bytes);
 
 // TE, T: see transport_kernels.h.
 template <typename TE, typename T>

@@ -43,6 +43,8 @@ class Work {
   // Between phases: says whether the work has the threads to itself, so that a small one is worth cutting up. Changes
   // the current phase's chunks, never what they compute.
   virtual void SetAlone(bool alone) { (void)alone; }
+  // Whether phases to come are sure to have chunks for several threads: helpers are called while a serial one runs.
+  virtual bool WillSplit() const { return false; }
   // Runs one chunk. Called once for each, from any thread, concurrently with the phase's other chunks.
   virtual void RunChunk(int64_t chunk, Scratch* scratch) = 0;
   // All chunks of the phase have run: combines them and moves to the next phase. Serial, so short.
