@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building and testing need on Debian 12, from Debian's own packages. Does nothing when all is there.
+# install.sh --build leaves out what only the tests need.
 #
 # CUDA is not among them: nvcc, if you have it, is found on PATH, in $CUDA_HOME or in /usr/local/cuda; without it the
 # CUDA backend is left out of the build.
@@ -12,8 +13,10 @@ packages=(
   libabsl-dev libgrpc++-dev libprotobuf-dev prometheus-cpp-dev libhwy-dev libeigen3-dev
   libgoogle-perftools-dev
   protobuf-compiler protobuf-compiler-grpc
-  # The tests.
-  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv python3-pip python3-dev
+  python3
+)
+[ "${1:-}" = --build ] || packages+=(
+  libgtest-dev libgmock-dev libbenchmark-dev python3-venv python3-pip python3-dev
   # The tests of deploy/: namespaces, certificates, alert rules, images, a second balancer.
   iproute2 openssl prometheus buildah mmdebstrap haproxy
 )

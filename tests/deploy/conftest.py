@@ -3,6 +3,7 @@
 The programs are those of bazel-bin, or of $SINKHORN_SERVER, $SINKHORN_CLI and $SINKHORN_LOADGEN.
 """
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -86,62 +87,89 @@ def tls_secret(tmp_path_factory):
 
 # ---- Pods -----------------------------------------------------------------------------------------------------------
 
-# Arguments: the server, the client, "SOURCE:TARGET" for each mounted folder, "--", the command.
+# Makes the container's world, then becomes the command that follows "--". Before it: "SOURCE:TARGET" for each mounted
+# folder. $ROOT: the image's root file system; if empty, this machine's, with $SERVER and $CLIENT in /run/bin.
 POD_SCRIPT = """
 ip link set lo up
-mount -t tmpfs tmpfs /run
-mkdir /run/bin
-cp "$1" /run/bin/sinkhorn_server
-cp "$2" /run/bin/sinkhorn
-shift 2
+if [ "$ROOT" ]; then
+  mkdir -p "$ROOT/proc" "$ROOT/run"
+  mount --bind "$ROOT" "$ROOT"
+  mount -t proc proc "$ROOT/proc"
+fi
+mount -t tmpfs tmpfs "$ROOT/run"
 while [ "$1" != -- ]; do
-  mkdir -p "${1#*:}"
-  cp -rL "${1%%:*}"/. "${1#*:}"
-  chmod -R a+rX "${1#*:}"
+  mkdir -p "$ROOT${1#*:}"
+  cp -rL "${1%%:*}"/. "$ROOT${1#*:}"
+  chmod -R a+rX "$ROOT${1#*:}"
   shift
 done
 shift
-mount -o remount,ro /run
-mount -o remount,bind,ro /
+if [ ! "$ROOT" ]; then
+  mkdir /run/bin
+  cp "$SERVER" /run/bin/sinkhorn_server
+  cp "$CLIENT" /run/bin/sinkhorn
+fi
+mount -o remount,ro "$ROOT/run"
+mount -o remount,bind,ro "${ROOT:-/}"
 exec "$@"
 """
 
 
-class Pod:
-    """A pod's container as a node would run it, less image and cgroup: arguments, ports and paths exactly as in the
-    manifest, in a network of its own, on a read-only root, without capabilities and (if the tests run as root) as the
-    manifest's user."""
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """A built image: its unpacked root file system and what its configuration says."""
 
-    def __init__(self, manifest, programs, log_path, mounts=None):
+    root: str
+    entrypoint: list[str]
+    environment: list[str]
+
+
+class Pod:
+    """A pod's container as a node would run it, less the cgroup: arguments, ports and paths exactly as in the manifest,
+    in a network of its own, on a read-only root, without capabilities and (if the tests run as root) as the manifest's
+    user. The image's, if there is one; else this machine's files with the programs of this build."""
+
+    def __init__(self, manifest, programs, log_path, mounts=None, image=None):
         spec = manifest["spec"]["template"]["spec"]
-        self.container = spec["containers"][0]
+        self.container, self.image = spec["containers"][0], image
         volumes = [f"{mounts[mount['name']]}:{mount['mountPath']}" for mount in self.container.get("volumeMounts", [])]
         self.namespaces = ["--net", "--mount"]
-        drop = ["setpriv", "--no-new-privs"]
-        if os.geteuid() == 0:
-            user, group = spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]
-            drop += [f"--reuid={user}", f"--regid={group}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
-            unshare = ["unshare", *self.namespaces]
-        else:
+        become = ["setpriv", "--no-new-privs"]
+        if os.geteuid() != 0:
             self.namespaces.append("--user")
-            unshare = ["unshare", *self.namespaces, "--map-root-user"]
+        else:
+            user, group = spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]
+            if image:
+                become += [shutil.which("chroot"), f"--userspec={user}:{group}", "--groups=", image.root]
+            else:
+                become += [f"--reuid={user}", f"--regid={group}", "--clear-groups", "--inh-caps=-all"]
+                become += ["--bounding-set=-all"]
+        self.environment = image.environment if image else ["PATH=/run/bin:/usr/bin:/bin"]
+        entrypoint = image.entrypoint if image else ["/run/bin/sinkhorn_server"]
+        environment = {"ROOT": image.root if image else "", "PATH": os.environ["PATH"]}
         self.log_path = log_path
         with open(log_path, "wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *unshare,
-                    *["sh", "-ec", POD_SCRIPT, "sh", programs["server"], programs["cli"], *volumes, "--"],
-                    *[*drop, "env", "-i", "PATH=/run/bin", "/run/bin/sinkhorn_server", *self.container["args"]],
+                    *["unshare", *self.namespaces, *([] if os.geteuid() == 0 else ["--map-root-user"])],
+                    *["sh", "-ec", POD_SCRIPT, "sh", *volumes, "--"],
+                    *["env", "-i", *self.environment, *[shutil.which(become[0]), *become[1:]]],
+                    *[*entrypoint, *self.container["args"]],
                 ],
+                env={**environment, "SERVER": str(programs["server"]), "CLIENT": str(programs["cli"])},
                 stdout=log,
                 stderr=log,
             )
 
     def run(self, *command, timeout=30):
         """Runs a command beside the server."""
-        enter = ["nsenter", f"--target={self.process.pid}", *self.namespaces, "--preserve-credentials"]
-        command = [*enter, "env", "PATH=/run/bin:/usr/bin:/bin", *command]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        enter = [shutil.which("nsenter"), f"--target={self.process.pid}", *self.namespaces, "--preserve-credentials"]
+        if self.image:
+            enter += ["--root", "--wd"]
+        environment = dict(variable.split("=", 1) for variable in self.environment)
+        return subprocess.run(
+            [*enter, *command], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     def probe(self, name):
         """Whether a probe of the manifest succeeds, as Kubernetes would ask."""
@@ -177,8 +205,8 @@ def start_pod(programs, tmp_path):
         pytest.skip(f"no network and mount namespaces here: {tried.stderr.strip() or 'iproute2 is missing'}")
     pods = []
 
-    def start(deployment, mounts=None):
-        pods.append(Pod(deployment, programs, tmp_path / f"pod{len(pods)}.log", mounts))
+    def start(deployment, **options):
+        pods.append(Pod(deployment, programs, tmp_path / f"pod{len(pods)}.log", **options))
         return pods[-1]
 
     yield start
