@@ -20,6 +20,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/normalization_transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn {
@@ -33,9 +34,6 @@ using cpu::HWY_NAMESPACE::ExpBounded;
 using cpu::HWY_NAMESPACE::ExpInRange;
 using cpu::HWY_NAMESPACE::Log;
 using cpu::HWY_NAMESPACE::Reciprocal;
-
-#undef SINKHORN_UNROLLED
-#define SINKHORN_UNROLLED HWY_UNROLL(16)
 
 constexpr int64_t RoundUp(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -70,69 +68,6 @@ HWY_INLINE void StoreLowerBlock(D d, V value, hn::TFromD<D>* to) {
 // Long sums are sums of sums: a float32 sum of thousands of like terms, one by one, is wrong by 1e-5.
 constexpr int64_t kPanelRows = HWY_TARGET == HWY_SCALAR ? 16 : 128;  // Vectors take four or more rows at a time.
 constexpr int64_t kPanelVectors = 16;
-
-// ---- Transposition of a square of vectors ---------------------------------------------------------------------------
-#if HWY_TARGET == HWY_SCALAR
-template <class D, class V>
-HWY_INLINE void Transpose(D, V*) {}
-#else
-// (a, b) -> the lower and the upper halves of their 128-bit blocks, interleaved element by element.
-template <class D, class V>
-HWY_INLINE void Interleave(D d, V& a, V& b) {
-  const V lower = hn::InterleaveLower(d, a, b);
-  b = hn::InterleaveUpper(d, a, b);
-  a = lower;
-}
-
-// Transposes the blocks of v[0], v[stride], ...: as many vectors as a vector has blocks.
-template <class D, class V>
-HWY_INLINE void TransposeBlocks(D d, V* v, int stride) {
-  constexpr int kBlocks = static_cast<int>(hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) / 16);
-  if constexpr (kBlocks == 2) {
-    const V a = v[0], b = v[stride];
-    v[0] = hn::ConcatLowerLower(d, b, a);
-    v[stride] = hn::ConcatUpperUpper(d, b, a);
-  } else if constexpr (kBlocks == 4) {
-    const V a = v[0], b = v[stride], c = v[2 * stride], e = v[3 * stride];
-    const V ab_even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a);
-    const V ab_odd = hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a));
-    const V ce_even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(e), c);
-    const V ce_odd = hn::OddEvenBlocks(e, hn::SwapAdjacentBlocks(c));
-    v[0] = hn::ConcatLowerLower(d, ce_even, ab_even);
-    v[stride] = hn::ConcatLowerLower(d, ce_odd, ab_odd);
-    v[2 * stride] = hn::ConcatUpperUpper(d, ce_even, ab_even);
-    v[3 * stride] = hn::ConcatUpperUpper(d, ce_odd, ab_odd);
-  } else {
-    static_assert(kBlocks == 1, "vectors of 128 to 512 bits");
-  }
-}
-
-// v: as many vectors as lanes. After it, lane l of v[k] is what lane k of v[l] was.
-template <class D, class V>
-HWY_INLINE void Transpose(D d, V* v) {
-  constexpr int kL = static_cast<int>(hn::MaxLanes(D()));
-  constexpr int kPerBlock = 16 / sizeof(hn::TFromD<D>);
-  const hn::Repartition<double, D> d64;
-  SINKHORN_UNROLLED for (int q = 0; q < kL; q += kPerBlock) {
-    if constexpr (kPerBlock == 2) {
-      Interleave(d, v[q], v[q + 1]);
-    } else {
-      Interleave(d, v[q], v[q + 1]);
-      Interleave(d, v[q + 2], v[q + 3]);
-      auto a = hn::BitCast(d64, v[q]), b = hn::BitCast(d64, v[q + 2]);
-      auto c = hn::BitCast(d64, v[q + 1]), e = hn::BitCast(d64, v[q + 3]);
-      Interleave(d64, a, b);
-      Interleave(d64, c, e);
-      v[q] = hn::BitCast(d, a);
-      v[q + 1] = hn::BitCast(d, b);
-      v[q + 2] = hn::BitCast(d, c);
-      v[q + 3] = hn::BitCast(d, e);
-    }
-  }
-  // v[q + k], block b: column b * kPerBlock + k of rows q .. q + kPerBlock - 1.
-  SINKHORN_UNROLLED for (int k = 0; k < kPerBlock; ++k) TransposeBlocks(d, v + k, kPerBlock);
-}
-#endif
 
 // ---- One matrix per lane --------------------------------------------------------------------------------------------
 template <class T_>
@@ -408,7 +343,7 @@ class RowLayout {
     }
     int64_t i = begin;
     if constexpr (kGroup > 1) {
-      for (; i + kLanes <= end; i += kLanes) ManyNarrowRows<C>(matrix, i, y, acc, f);
+      i = ManyNarrowRows<C>(matrix, begin, end, y, acc, f);
       for (; i + 4 <= end; i += 4) NarrowRows<4, C>(matrix, i, y, acc, f);
     }
     for (; i < end; ++i) NarrowRows<1, C>(matrix, i, y, acc, f);
@@ -434,30 +369,46 @@ class RowLayout {
     }
   }
 
-  // As many rows as lanes, so that their sums fill a vector; the results reach their rows through memory.
+  // As many rows at a time as lanes, so that their sums fill a vector; the results reach their rows through memory, while
+  // the next rows are summed. Returns the first row that is left.
   template <int C, class F>
-  HWY_INLINE static void ManyNarrowRows(const T* matrix, int64_t i, const V* y, V* acc, F f) {
-    const D d;
+  HWY_INLINE static int64_t ManyNarrowRows(const T* matrix, int64_t begin, int64_t end, const V* y, V* acc, F f) {
     constexpr int kRows = static_cast<int>(kLanes);
-    const T* HWY_RESTRICT rows = matrix + i * C * kLanes;
-    V s[kRows];
-    SINKHORN_UNROLLED for (int r = 0; r < kRows; ++r) {
+    HWY_ALIGN T w[2][kRows];
+    int64_t i = begin;
+    for (int turn = 0; i + kRows <= end; i += kRows, turn ^= 1) {
+      hn::Store(f(Row<kRows>{i}, SumNarrowRows<C>(matrix + i * C * kLanes, y)), D(), w[turn]);
+      asm volatile("" : : "r"(&w) : "memory");  // Else the compiler shuffles the elements out of the vector.
+      if (i > begin) AddNarrowRows<C>(matrix + (i - kRows) * C * kLanes, w[turn ^ 1], acc);
+    }
+    if (i > begin) AddNarrowRows<C>(matrix + (i - kRows) * C * kLanes, w[(i - begin) / kRows % 2 ^ 1], acc);
+    return i;
+  }
+  template <int C>
+  HWY_INLINE static V SumNarrowRows(const T* HWY_RESTRICT rows, const V* y) {
+    const D d;
+    V s[kLanes];
+    SINKHORN_UNROLLED for (int r = 0; r < kLanes; ++r) {
       s[r] = hn::Mul(hn::Load(d, rows + r * C * kLanes), y[0]);
       SINKHORN_UNROLLED for (int c = 1; c < C; ++c) {
         s[r] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), y[c], s[r]);
       }
     }
-    HWY_ALIGN T w[kRows];
-    hn::Store(f(Row<kRows>{i}, SumRows<kRows>(s)), d, w);
-    V sum[C];
-    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) sum[c] = hn::Zero(d);
-    SINKHORN_UNROLLED for (int r = 0; r < kRows; ++r) {
+    return SumRows<static_cast<int>(kLanes)>(s);
+  }
+  // acc += the rows times w, in two chains.
+  template <int C>
+  HWY_INLINE static void AddNarrowRows(const T* HWY_RESTRICT rows, const T* w, V* acc) {
+    const D d;
+    V sum[2][C];
+    SINKHORN_UNROLLED for (int r = 0; r < kLanes; ++r) {
       const V one = hn::Set(d, w[r]);
       SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
-        sum[c] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), one, sum[c]);
+        const V entry = hn::Load(d, rows + (r * C + c) * kLanes);
+        sum[r % 2][c] = r < 2 ? hn::Mul(entry, one) : hn::MulAdd(entry, one, sum[r % 2][c]);
       }
     }
-    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) acc[c] = hn::Add(acc[c], sum[c]);
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) acc[c] = hn::Add(acc[c], hn::Add(sum[0][c], sum[1][c]));
   }
 
   int64_t rows_, cols_, vectors_;

@@ -1,10 +1,9 @@
 // The linear solver for the shapes that come by the million: N x N, N = 4 and 8, all marginals 1, a fixed number of
 // iterations. One matrix per lane; the scaling vectors of all iterations stay in registers, K in the first-level cache.
 //
-// The arithmetic is that of normalization_linear-inl.h. What is different is that everything is unrolled, that two
-// groups of lanes of 4 x 4 go side by side (one alone waits for its own results), and that the lines of the next inputs
-// and of the own outputs are fetched a few per iteration: fetched at once they would fill the core's line buffers and
-// stop it.
+// The arithmetic is that of normalization_linear-inl.h. What is different is that everything is unrolled, that groups of
+// lanes of 4 x 4 go side by side (one alone waits for its own results), and that the lines of the next inputs and of the
+// own outputs are fetched a few per iteration: fetched at once they would fill the core's line buffers and stop it.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_
@@ -16,12 +15,15 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/normalization_io-inl.h"
 #include "kernels/cpu/normalization_kernels.h"
 #include "kernels/cpu/normalization_linear-inl.h"
+#include "kernels/cpu/normalization_squares_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn {
@@ -30,22 +32,51 @@ namespace normalization {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A line is what is scaled first: a row, or a column where the spec is transposed.
-template <int N, Guard kGuard>
-class Squares {
- public:
-  using T = float;
-  using D = hn::ScalableTag<T>;
-  using V = hn::Vec<D>;
-  static constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
-  static constexpr int kGroups = N == 4 ? 2 : 1;  // Side by side.
-  static constexpr int64_t kMembers = int64_t{kLanes} * kGroups;
-  static constexpr int kSize = N * N;
+// c / s_i, i < 4, with c such that c / s_0 is within 12 % of 1, and no division: c / s_0 = scale s_1 s_2 s_3, and the
+// scale is of the size of 1 / (s_1 s_2 s_3), for which the difference of the representations as integers does.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void ProportionalInverses(D d, const V* s, V* inverse) {
+  const hn::RebindToUnsigned<D> du;
+  const V ab = hn::Mul(s[0], s[1]), ce = hn::Mul(s[2], s[3]), first = hn::Mul(s[1], ce);
+  const V scale = hn::BitCast(d, hn::Sub(hn::Set(du, 0x7ef311c7u), hn::BitCast(du, first)));
+  const V per_ab = hn::Mul(ce, scale), per_ce = hn::Mul(ab, scale);
+  inverse[0] = hn::Mul(first, scale);
+  inverse[1] = hn::Mul(s[0], per_ab);
+  inverse[2] = hn::Mul(s[3], per_ce);
+  inverse[3] = hn::Mul(s[2], per_ce);
+}
 
-  Squares(const NormalizationSpec& spec, Arena* arena) : spec_(spec) {
+template <int N, Guard kGuard>
+class Squares : private SquaresBackward<N, kGuard> {
+  using Base = SquaresBackward<N, kGuard>;
+  using Base::At;
+  using Base::kLanes;
+  using Base::kLinesElements;
+  using Base::kSize;
+  using Base::Line;
+  using Base::LoadAt;
+  using Base::PutLine;
+  using Base::spec_;
+  using Base::stage_;
+  using typename Base::D;
+  using typename Base::Lanes;
+  using typename Base::T;
+  using typename Base::V;
+
+ public:
+  // Up to the last step a common factor of u or of v changes nothing but v or u, unless a guard or the backward pass
+  // sees it. The four of a side are then within a factor exp(range) of the first, which is near 1, and products of
+  // three of their sums must be normal: wider members take the plain way.
+  static constexpr bool kFreeOfScale = N == 4 && kGuard == Guard::kNone;
+  // Groups of lanes side by side; the few with a history, or where members are few.
+  static constexpr int kMany = N == 4 ? 4 : 1, kFew = Base::kHistoryGroups;
+  // For `count` members. `wide`: of any range that the linear solver holds; see kFreeOfScale.
+  Squares(const NormalizationSpec& spec, int64_t count, bool wide, Arena* arena)
+      : Base(spec), wide_(wide), groups_count_(spec.unrolled || wide || count <= kFew * kLanes ? kFew : kMany) {
     const int64_t slots = spec.unrolled ? spec.iterations + 1 : 0;
     stage_ = arena->Take<T>(kLanes * (kSize + kLanes));
-    for (Lanes& g : groups_) {
+    for (int i = 0; i < groups_count_; ++i) {
+      Lanes& g = groups_[i];
       g.k = arena->Take<T>(kSize * kLanes);
       if (!spec.unrolled) continue;
       g.bar = arena->Take<T>(kSize * kLanes);
@@ -55,135 +86,84 @@ class Squares {
   }
 
   void Solve(const int64_t* members, int64_t count, NormalizationTally* tally) {
-    for (int64_t first = 0; first < count; first += kMembers) {
-      const int64_t size = std::min(kMembers, count - first);
+    const int64_t capacity = groups_count_ * kLanes;
+    for (int64_t first = 0; first < count; first += capacity) {
+      const int64_t size = std::min(capacity, count - first);
       const bool in_order = members[first + size - 1] - members[first] == size - 1;
-      // Any groups past the last member repeat it and store nothing.
-      for (int g = 0; g < kGroups; ++g) Begin(&groups_[g], members + first, size, g * kLanes, tally);
+      // Lanes past the last member repeat it and store nothing.
+      for (int g = 0; g < groups_count_; ++g) Begin(&groups_[g], members + first, size, g * kLanes, tally);
       Fetcher fetchers[4];
       if (in_order) {
         const NormalizationInputs& in = spec_.problem.normalization;
         const Outputs& out = spec_.problem.outputs;
-        const int64_t next = members[first] + size, next_size = std::min(kMembers, count - first - size);
+        const int64_t next = members[first] + size, next_size = std::min(capacity, count - first - size);
         fetchers[0] = Fetcher(OutputTensor(out.plan, N, N), members[first], size, spec_.iterations);
         fetchers[1] = Fetcher(InputTensor(in.logits, N, N), next, next_size, spec_.iterations);
         fetchers[2] =
             Fetcher(InputTensor(in.cotangent, N, N), members[first], spec_.unrolled ? size : 0, spec_.iterations);
         fetchers[3] = Fetcher(OutputTensor(out.gradient_logits, N, N), members[first], size, spec_.iterations);
       }
-      Iterate(fetchers);
-      for (Lanes& g : groups_) {
-        Finish(&g, tally);
-        if (spec_.unrolled) Backward(&g, &fetchers[3], tally);
+      if (spec_.unrolled) {
+        Iterate<kFew, false, true>(fetchers);
+      } else if (wide_) {
+        Iterate<kFew, false, false>(fetchers);
+      } else if (groups_count_ == kFew) {
+        Iterate<kFew, kFreeOfScale, false>(fetchers);
+      } else {
+        Iterate<kMany, kFreeOfScale, false>(fetchers);
       }
+      for (int g = 0; g < groups_count_; ++g) Finish(&groups_[g], tally);
+      if (spec_.unrolled) this->Backward(groups_, &fetchers[3], tally);
     }
+    ReportWorst(tally);
   }
 
  private:
-  struct Lanes {
-    int64_t member[kLanes];
-    bool store[kLanes];
-    bool any;
-    T *k, *bar = nullptr, *factor = nullptr;
-    T *u, *v, *x, *y;                // Of all iterations, from 0.
-    HWY_ALIGN T first[N * kLanes];   // u of the last iteration,
-    HWY_ALIGN T second[N * kLanes];  // v,
-    HWY_ALIGN T sums[N * kLanes];    // and the sums that v was made from.
-  };
-  // Element j of line i.
-  static constexpr int At(int i, int j) { return (i * N + j) * kLanes; }
-  // Where element e of a tensor's matrix is kept.
-  static constexpr int Place(int e, bool transposed) { return transposed ? At(e % N, e / N) : e * kLanes; }
-  static V LoadAt(const T* matrix, int i, int j) { return hn::Load(D(), matrix + At(i, j)); }
-  static V Line(const T* x, int i) { return hn::Load(D(), x + i * kLanes); }
-  static void PutLine(V value, T* x, int i) { hn::Store(value, D(), x + i * kLanes); }
-
-  // ---- Tensors to lanes and back ------------------------------------------------------------------------------------
-  void Load(const TensorView& view, const Lanes& g, T* matrix) const {
-    const D d;
-    const T* source[kLanes];
-    for (int l = 0; l < kLanes; ++l) {
-      const int64_t offset = (view.shared ? 0 : g.member[l]) * kSize;
-      if (view.dtype == DType::kFloat32) {
-        source[l] = static_cast<const T*>(view.data) + offset;
-      } else {
-        LoadRow(view.dtype, view.data, offset, kSize, stage_ + l * kSize);
-        source[l] = stage_ + l * kSize;
-      }
-    }
-    static_assert(kSize % kLanes == 0, "whole vectors");
-    SINKHORN_UNROLLED for (int e = 0; e < kSize; e += kLanes) {
-      V v[kLanes];
-      SINKHORN_UNROLLED for (int l = 0; l < kLanes; ++l) v[l] = hn::LoadU(d, source[l] + e);
-      Transpose(d, v);
-      if (spec_.transposed) {
-        SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) hn::Store(v[k], d, matrix + Place(e + k, true));
-      } else {
-        SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) hn::Store(v[k], d, matrix + Place(e + k, false));
-      }
-    }
-  }
-  // entry(i, j) gives element j of line i.
-  template <class F>
-  void Store(F entry, const Lanes& g, const OutputView& view) const {
-    if (spec_.transposed) {
-      StoreOriented<true>(entry, g, view);
-    } else {
-      StoreOriented<false>(entry, g, view);
-    }
-  }
-  template <bool kTransposed, class F>
-  HWY_INLINE void StoreOriented(F entry, const Lanes& g, const OutputView& view) const {
-    const D d;
-    T* target[kLanes];
-    const bool direct = view.dtype == DType::kFloat32;
-    for (int l = 0; l < kLanes; ++l) {
-      target[l] = direct && g.store[l] ? static_cast<T*>(view.data) + g.member[l] * kSize : stage_ + l * kSize;
-    }
-    SINKHORN_UNROLLED for (int e = 0; e < kSize; e += kLanes) {
-      V v[kLanes];
-      SINKHORN_UNROLLED for (int k = 0; k < kLanes; ++k) {
-        v[k] = kTransposed ? entry((e + k) % N, (e + k) / N) : entry((e + k) / N, (e + k) % N);
-      }
-      Transpose(d, v);
-      SINKHORN_UNROLLED for (int l = 0; l < kLanes; ++l) hn::StoreU(v[l], d, target[l] + e);
-    }
-    if (direct) return;
-    for (int l = 0; l < kLanes; ++l) {
-      if (g.store[l]) StoreRow(view.dtype, target[l], kSize, view.data, g.member[l] * kSize);
-    }
-  }
-
   // ---- Start --------------------------------------------------------------------------------------------------------
   void Begin(Lanes* g, const int64_t* members, int64_t count, int64_t begin, NormalizationTally* tally) {
-    for (int l = 0; l < kLanes; ++l) {
-      g->store[l] = begin + l < count;
-      g->member[l] = members[g->store[l] ? begin + l : count - 1];
-    }
-    Load(spec_.problem.normalization.logits, *g, g->k);
+    this->Assign(members, count, begin, g);
+    const TensorView& logits = spec_.problem.normalization.logits;
+    const T* source = this->Source(logits, *g);
     const D d;
     const V huge = hn::Set(d, std::numeric_limits<T>::max());
     V lowest = huge, lowest_line = huge, range = hn::Neg(huge);
-    SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
-      V x[N];
-      SINKHORN_UNROLLED for (int j = 0; j < N; ++j) x[j] = LoadAt(g->k, i, j);
-      V max = x[0], min = x[0];
-      SINKHORN_UNROLLED for (int j = 1; j < N; ++j) {
-        max = hn::Max(max, x[j]);
-        min = hn::Min(min, x[j]);
+    if (spec_.transposed) this->Load(logits, *g, g->k);
+    for (int e = 0; e < kSize; e += kLinesElements) {
+      if (!spec_.transposed) {
+        SINKHORN_UNROLLED for (int p = 0; p < kLinesElements;
+                               p += kLanes) this->template LoadPiece<false>(source, e + p, g->k);
       }
-      lowest = hn::Min(lowest, min);
-      lowest_line = hn::Min(lowest_line, max);
-      range = hn::Max(range, hn::Sub(max, min));
-      StartLine(g, i, max, x);
+      SINKHORN_UNROLLED for (int r = 0; r < kLinesElements / N; ++r) {
+        const int i = e / N + r;
+        V x[N];
+        SINKHORN_UNROLLED for (int j = 0; j < N; ++j) x[j] = LoadAt(g->k, i, j);
+        const auto larger = [](V a, V b) HWY_ATTR { return hn::Max(a, b); };
+        const auto smaller = [](V a, V b) HWY_ATTR { return hn::Min(a, b); };
+        const V max = Folded(x, larger), min = Folded(x, smaller);
+        lowest = hn::Min(lowest, min);
+        lowest_line = hn::Min(lowest_line, max);
+        range = hn::Max(range, hn::Sub(max, min));
+        StartLine(g, i, max, x);
+      }
     }
     // Logits at or below the floor are rare enough to be left to the next tier.
     const double floor = std::max<double>(spec_.recipe.logit_floor, std::numeric_limits<T>::lowest());
-    auto safe = hn::And(hn::Le(range, hn::Set(d, T(kRange))), hn::Gt(lowest, hn::Set(d, static_cast<T>(floor))));
+    auto safe = hn::And(hn::Le(range, hn::Set(d, Range())), hn::Gt(lowest, hn::Set(d, static_cast<T>(floor))));
     if (kGuard != Guard::kNone && !spec_.softmax()) {
       safe = hn::And(safe, hn::Ge(lowest_line, hn::Set(d, T(kLowestLine))));
     }
-    HandOn(hn::Not(safe), g, tally);
+    this->HandOn(hn::Not(safe), g, tally);
+  }
+
+  // In pairs: one after the other would wait for each result.
+  template <class F>
+  HWY_INLINE static V Folded(const V* x, F combine) {
+    V part[N / 2];
+    SINKHORN_UNROLLED for (int j = 0; j < N / 2; ++j) part[j] = combine(x[j], x[j + N / 2]);
+    SINKHORN_UNROLLED for (int size = N / 4; size > 0; size /= 2) {
+      SINKHORN_UNROLLED for (int j = 0; j < size; ++j) part[j] = combine(part[j], part[j + size]);
+    }
+    return part[0];
   }
 
   // K of line i from its logits: the linear solver's ExpRow and SoftmaxRow.
@@ -215,59 +195,65 @@ class Squares {
     }
   }
 
-  // Lanes beyond this tier: not stored, handed on.
-  void HandOn(hn::Mask<D> lanes, Lanes* g, NormalizationTally* tally) {
-    g->any = true;
-    if (hn::AllFalse(D(), lanes)) return;
-    HWY_ALIGN T flag[kLanes];
-    hn::Store(hn::IfThenElse(lanes, hn::Set(D(), T(1)), hn::Zero(D())), D(), flag);
-    g->any = false;
-    for (int l = 0; l < kLanes; ++l) {
-      if (g->store[l] && flag[l] != 0) tally->redo.push_back(g->member[l]);
-      g->store[l] &= flag[l] == 0;
-      g->any |= g->store[l];
-    }
-  }
-
   // ---- Iterations ---------------------------------------------------------------------------------------------------
+  template <int kCount, bool kProportional, bool kHistory>
   HWY_NOINLINE void Iterate(Fetcher* fetchers) {
-    const D d;
-    const V one = hn::Set(d, T(1)), guard = Guarded(), inverse = InverseGuard();
-    const bool history = spec_.unrolled;
-    V u[kGroups][N], v[kGroups][N], sum[kGroups][N];
-    SINKHORN_UNROLLED for (int g = 0; g < kGroups; ++g) {
+    V u[kCount][N], v[kCount][N], sum[N];
+    SINKHORN_UNROLLED for (int g = 0; g < kCount; ++g) {
       SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
         u[g][i] = Line(groups_[g].first, i);
-        v[g][i] = sum[g][i] = one;
+        v[g][i] = hn::Set(D(), T(1));
       }
-      if (history) Remember(groups_[g], 0, u[g], v[g]);
+      if (kHistory) Remember(groups_[g], 0, u[g], v[g]);
     }
-    for (int32_t t = 1; t <= spec_.iterations; ++t) {
+    for (int32_t t = 1; t < spec_.iterations; ++t) {
       for (int f = 0; f < 3; ++f) fetchers[f].Some();
       if (t > 1 || !spec_.softmax()) {
-        SINKHORN_UNROLLED for (int g = 0; g < kGroups; ++g) {
-          SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
-            V s = hn::Mul(LoadAt(groups_[g].k, i, 0), v[g][0]);
-            SINKHORN_UNROLLED for (int j = 1; j < N; ++j) s = hn::MulAdd(LoadAt(groups_[g].k, i, j), v[g][j], s);
-            u[g][i] = Rescaled<kGuard>(d, s, u[g][i], one, guard, inverse);
-          }
-        }
+        SINKHORN_UNROLLED for (int g = 0; g < kCount; ++g) ScaleLines<kProportional>(groups_[g], v[g], u[g]);
       }
-      SINKHORN_UNROLLED for (int g = 0; g < kGroups; ++g) {
-        SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-          V s = hn::Mul(LoadAt(groups_[g].k, 0, j), u[g][0]);
-          SINKHORN_UNROLLED for (int i = 1; i < N; ++i) s = hn::MulAdd(LoadAt(groups_[g].k, i, j), u[g][i], s);
-          sum[g][j] = s;
-          v[g][j] = Rescaled<kGuard>(d, s, v[g][j], one, guard, inverse);
-        }
-        if (history) Remember(groups_[g], t, u[g], v[g]);
+      SINKHORN_UNROLLED for (int g = 0; g < kCount; ++g) {
+        ScaleColumns<kProportional>(groups_[g], u[g], sum, v[g]);
+        if (kHistory) Remember(groups_[g], t, u[g], v[g]);
       }
     }
-    SINKHORN_UNROLLED for (int g = 0; g < kGroups; ++g) {
+    for (int f = 0; f < 3; ++f) fetchers[f].Some();
+    SINKHORN_UNROLLED for (int g = 0; g < kCount; ++g) {
+      if (spec_.iterations > 1 || !spec_.softmax()) ScaleLines<kProportional>(groups_[g], v[g], u[g]);
+      ScaleColumns<false>(groups_[g], u[g], sum, v[g]);
+      if (kHistory) Remember(groups_[g], spec_.iterations, u[g], v[g]);
       SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
         PutLine(u[g][i], groups_[g].first, i);
         PutLine(v[g][i], groups_[g].second, i);
-        PutLine(sum[g][i], groups_[g].sums, i);
+        PutLine(sum[i], groups_[g].sums, i);
+      }
+    }
+  }
+  template <bool kProportional>
+  HWY_INLINE void ScaleLines(const Lanes& g, const V* v, V* u) const {
+    V sum[N];
+    SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
+      sum[i] = hn::Mul(LoadAt(g.k, i, 0), v[0]);
+      SINKHORN_UNROLLED for (int j = 1; j < N; ++j) sum[i] = hn::MulAdd(LoadAt(g.k, i, j), v[j], sum[i]);
+    }
+    Rescale<kProportional>(sum, u);
+  }
+  template <bool kProportional>
+  HWY_INLINE void ScaleColumns(const Lanes& g, const V* u, V* sum, V* v) const {
+    SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
+      sum[j] = hn::Mul(LoadAt(g.k, 0, j), u[0]);
+      SINKHORN_UNROLLED for (int i = 1; i < N; ++i) sum[j] = hn::MulAdd(LoadAt(g.k, i, j), u[i], sum[j]);
+    }
+    Rescale<kProportional>(sum, v);
+  }
+  // The scalings of a side from its sums.
+  template <bool kProportional>
+  HWY_INLINE void Rescale(const V* sum, V* scaling) const {
+    if constexpr (kProportional) {
+      ProportionalInverses(D(), sum, scaling);
+    } else {
+      const V one = hn::Set(D(), T(1)), guard = this->Guarded(), inverse = this->InverseGuard();
+      SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
+        scaling[i] = Rescaled<kGuard>(D(), sum[i], scaling[i], one, guard, inverse);
       }
     }
   }
@@ -277,9 +263,6 @@ class Squares {
       PutLine(v[i], g.v, t * N + i);
     }
   }
-  V Guarded() const { return hn::Set(D(), static_cast<T>(spec_.recipe.guard_value)); }
-  V InverseGuard() const { return hn::Div(hn::Set(D(), T(1)), Guarded()); }
-
   // ---- P and its certificate ----------------------------------------------------------------------------------------
   HWY_NOINLINE void Finish(Lanes* g, NormalizationTally* tally) {
     const D d;
@@ -299,38 +282,34 @@ class Squares {
     };
     const OutputView& plan = spec_.problem.outputs.plan;
     if (plan) {
-      Store(entry, *g, plan);
+      this->Store(entry, *g, plan);
     } else {
       SINKHORN_UNROLLED for (int e = 0; e < kSize; ++e) entry(e / N, e % N);
     }
     SINKHORN_UNROLLED for (int i = 0; i < N; ++i) first_error = hn::Add(first_error, hn::Abs(hn::Sub(sum[i], one)));
     const V errors = hn::Add(first_error, second_error);
-    HandOn(hn::Not(hn::Lt(errors, hn::Set(d, std::numeric_limits<T>::max()))), g, tally);
-    Certify(*g, first_error, second_error, sum, tally);
+    this->HandOn(hn::Not(hn::Lt(errors, hn::Set(d, std::numeric_limits<T>::max()))), g, tally);
+    Certify(*g, first_error, second_error, sum);
   }
 
-  void Certify(const Lanes& g, V first_error, V second_error, const V* first_sums, NormalizationTally* tally) const {
+  void Certify(const Lanes& g, V first_error, V second_error, const V* first_sums) {
     const D d;
-    HWY_ALIGN T first[kLanes], second[kLanes];
-    hn::Store(first_error, d, first);
-    hn::Store(second_error, d, second);
-    Convergence worst;
-    worst.iterations = spec_.iterations;
-    int64_t count = 0;
-    T largest_first = 0, largest_second = 0;
-    for (int l = 0; l < kLanes; ++l) {
-      largest_first = std::max(largest_first, g.store[l] ? first[l] : T(0));
-      largest_second = std::max(largest_second, g.store[l] ? second[l] : T(0));
-      count += g.store[l];
+    if (!g.all) {
+      HWY_ALIGN T stored[kLanes];
+      for (int l = 0; l < kLanes; ++l) stored[l] = g.store[l] ? T(1) : T(0);
+      const auto keep = hn::Gt(hn::Load(d, stored), hn::Zero(d));
+      first_error = hn::IfThenElseZero(keep, first_error);
+      second_error = hn::IfThenElseZero(keep, second_error);
     }
-    worst.marginal_error_a = spec_.transposed ? largest_second : largest_first;
-    worst.marginal_error_b = spec_.transposed ? largest_first : largest_second;
-    worst.converged = largest_first == 0 && largest_second == 0;
-    tally->Add(worst, count);
+    hn::Store(hn::Max(hn::Load(d, largest_first_), first_error), d, largest_first_);
+    hn::Store(hn::Max(hn::Load(d, largest_second_), second_error), d, largest_second_);
+    stored_ += g.all ? kLanes : std::count(g.store, g.store + kLanes, true);
 
     const Outputs& out = spec_.problem.outputs;
     if (out.convergence == nullptr && !out.row_sums && !out.column_sums) return;
-    HWY_ALIGN T first_sum[N * kLanes], second_sum[N * kLanes];
+    HWY_ALIGN T first[kLanes], second[kLanes], first_sum[N * kLanes], second_sum[N * kLanes];
+    hn::Store(first_error, d, first);
+    hn::Store(second_error, d, second);
     for (int i = 0; i < N; ++i) {
       PutLine(first_sums[i], first_sum, i);
       PutLine(hn::Mul(Line(g.sums, i), Line(g.second, i)), second_sum, i);
@@ -339,12 +318,22 @@ class Squares {
       if (!g.store[l]) continue;
       StoreSums(spec_.transposed ? second_sum : first_sum, l, g.member[l], out.row_sums);
       StoreSums(spec_.transposed ? first_sum : second_sum, l, g.member[l], out.column_sums);
-      if (out.convergence == nullptr) continue;
-      Convergence& c = out.convergence[g.member[l]] = worst;
-      c.marginal_error_a = spec_.transposed ? second[l] : first[l];
-      c.marginal_error_b = spec_.transposed ? first[l] : second[l];
-      c.converged = first[l] == 0 && second[l] == 0;
+      if (out.convergence != nullptr) out.convergence[g.member[l]] = Certificate(first[l], second[l]);
     }
+  }
+  Convergence Certificate(T first_error, T second_error) const {
+    Convergence c;
+    c.iterations = spec_.iterations;
+    c.marginal_error_a = spec_.transposed ? second_error : first_error;
+    c.marginal_error_b = spec_.transposed ? first_error : second_error;
+    c.converged = first_error == 0 && second_error == 0;
+    return c;
+  }
+  void ReportWorst(NormalizationTally* tally) const {
+    const D d;
+    const T first = hn::GetLane(hn::MaxOfLanes(d, hn::Load(d, largest_first_)));
+    const T second = hn::GetLane(hn::MaxOfLanes(d, hn::Load(d, largest_second_)));
+    tally->Add(Certificate(first, second), stored_);
   }
   static void StoreSums(const T* sums, int lane, int64_t member, const OutputView& view) {
     if (!view) return;
@@ -353,144 +342,34 @@ class Squares {
     StoreRow(view.dtype, one, N, view.data, member * N);
   }
 
-  // ---- Backward -----------------------------------------------------------------------------------------------------
-  // bar K = dP * P - K * sum_t (u_t y_t^T + x_t v_{t-1}^T): see normalization_solver-inl.h.
-  void Backward(Lanes* g, Fetcher* gradient, NormalizationTally* tally) {
-    if (!g->any) return;
-    Load(spec_.problem.normalization.cotangent, *g, g->bar);
-    V row_bar[N], col_bar[N];
-    Multiply(*g, row_bar, col_bar);
-    Reverse(*g, row_bar, col_bar, gradient);
-    Collect(*g);
-    Chain(*g, tally);
-    Store([&](int i, int j) HWY_ATTR { return LoadAt(g->bar, i, j); }, *g, spec_.problem.outputs.gradient_logits);
-  }
-
-  // bar = dP * P and its sums.
-  HWY_INLINE void Multiply(const Lanes& g, V* row_bar, V* col_bar) const {
-    const D d;
-    V v[N];
-    SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-      v[j] = Line(g.second, j);
-      col_bar[j] = hn::Zero(d);
-    }
-    SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
-      const V u = Line(g.first, i);
-      row_bar[i] = hn::Zero(d);
-      SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-        const V p = hn::Mul(hn::Mul(LoadAt(g.k, i, j), u), v[j]);
-        const V bar = hn::Mul(LoadAt(g.bar, i, j), p);
-        hn::Store(bar, d, g.bar + At(i, j));
-        row_bar[i] = hn::Add(row_bar[i], bar);
-        col_bar[j] = hn::Add(col_bar[j], bar);
-      }
-    }
-  }
-
-  HWY_INLINE void Reverse(const Lanes& g, V* row_bar, V* col_bar, Fetcher* gradient) const {
-    const D d;
-    const V one = hn::Set(d, T(1)), guard = Guarded(), inverse = InverseGuard();
-    for (int32_t t = spec_.iterations; t > 0; --t) {
-      gradient->Some();
-      const T *u_old = g.u + (t - 1) * N * kLanes, *u_now = g.u + t * N * kLanes;
-      const T *v_old = g.v + (t - 1) * N * kLanes, *v_now = g.v + t * N * kLanes;
-      V x[N], y[N];
-      SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-        y[j] = Unscaled<kGuard>(d, Line(v_old, j), Line(v_now, j), one, one, guard, inverse, &col_bar[j]);
-        PutLine(y[j], g.y, t * N + j);
-      }
-      SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
-        V s = hn::Mul(LoadAt(g.k, i, 0), y[0]);
-        SINKHORN_UNROLLED for (int j = 1; j < N; ++j) s = hn::MulAdd(LoadAt(g.k, i, j), y[j], s);
-        const V u = Line(u_now, i);
-        row_bar[i] = hn::NegMulAdd(u, s, row_bar[i]);
-        x[i] = Unscaled<kGuard>(d, Line(u_old, i), u, one, one, guard, inverse, &row_bar[i]);
-        if (t == 1 && spec_.softmax()) x[i] = hn::Zero(d);
-        PutLine(x[i], g.x, t * N + i);
-      }
-      SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-        V s = hn::Mul(LoadAt(g.k, 0, j), x[0]);
-        SINKHORN_UNROLLED for (int i = 1; i < N; ++i) s = hn::MulAdd(LoadAt(g.k, i, j), x[i], s);
-        col_bar[j] = hn::NegMulAdd(Line(v_old, j), s, col_bar[j]);
-      }
-    }
-  }
-
-  // bar -= K * sum_t (...), in tiles of 4 x 4 sums.
-  HWY_INLINE void Collect(const Lanes& g) const {
-    const D d;
-    for (int i = 0; i < N; i += 4) {
-      for (int j = 0; j < N; j += 4) {
-        V sum[4][4];
-        SINKHORN_UNROLLED for (int r = 0; r < 4; ++r) {
-          SINKHORN_UNROLLED for (int c = 0; c < 4; ++c) sum[r][c] = hn::Zero(d);
-        }
-        for (int32_t t = 1; t <= spec_.iterations; ++t) {
-          V y[4], v[4];
-          SINKHORN_UNROLLED for (int c = 0; c < 4; ++c) {
-            y[c] = Line(g.y, t * N + j + c);
-            v[c] = Line(g.v, (t - 1) * N + j + c);
-          }
-          SINKHORN_UNROLLED for (int r = 0; r < 4; ++r) {
-            const V u = Line(g.u, t * N + i + r), x = Line(g.x, t * N + i + r);
-            SINKHORN_UNROLLED for (int c = 0; c < 4; ++c) {
-              sum[r][c] = hn::MulAdd(u, y[c], hn::MulAdd(x, v[c], sum[r][c]));
-            }
-          }
-        }
-        SINKHORN_UNROLLED for (int r = 0; r < 4; ++r) {
-          SINKHORN_UNROLLED for (int c = 0; c < 4; ++c) {
-            const V bar = hn::NegMulAdd(LoadAt(g.k, i + r, j + c), sum[r][c], LoadAt(g.bar, i + r, j + c));
-            hn::Store(bar, d, g.bar + At(i + r, j + c));
-          }
-        }
-      }
-    }
-  }
-
-  // From log K to the logits; checks that all is finite.
-  HWY_INLINE void Chain(const Lanes& g, NormalizationTally* tally) const {
-    const D d;
-    V infinite = hn::Zero(d);
-    SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
-      V total = hn::Zero(d);
-      SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-        V bar = LoadAt(g.bar, i, j);
-        infinite = hn::MulAdd(bar, hn::Zero(d), infinite);
-        if (g.factor != nullptr) {
-          bar = hn::Mul(bar, LoadAt(g.factor, i, j));
-          hn::Store(bar, d, g.bar + At(i, j));
-        }
-        total = hn::Add(total, bar);
-      }
-      if (!spec_.softmax()) continue;
-      SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-        V softmax = LoadAt(g.k, i, j);
-        if (g.factor != nullptr) softmax = hn::Mul(softmax, LoadAt(g.factor, i, j));
-        hn::Store(hn::NegMulAdd(softmax, total, LoadAt(g.bar, i, j)), d, g.bar + At(i, j));
-      }
-    }
-    HWY_ALIGN T flag[kLanes];
-    hn::Store(infinite, d, flag);
-    for (int l = 0; l < kLanes; ++l) {
-      if (g.store[l] && !(flag[l] == 0)) tally->finite = false;
-    }
-  }
-
+  T Range() const { return kFreeOfScale && !wide_ ? T(27) : T(kRange); }
   static constexpr double kRange = 60, kLowestLine = -40;  // As for the linear solver.
 
-  const NormalizationSpec& spec_;
-  T* stage_;
-  Lanes groups_[kGroups];
+  const bool wide_;
+  const int groups_count_;
+  Lanes groups_[kMany];
+  HWY_ALIGN T largest_first_[kLanes] = {};  // Errors
+  HWY_ALIGN T largest_second_[kLanes] = {};
+  int64_t stored_ = 0;
 };
+
+template <class Solver>
+void SolveWith(const NormalizationSpec& spec, const int64_t* members, int64_t count, bool wide, Scratch* scratch,
+               NormalizationTally* tally) {
+  Arena measure(nullptr);
+  Solver(spec, count, wide, &measure);
+  Arena arena(scratch->Get(measure.used()));
+  Solver(spec, count, wide, &arena).Solve(members, count, tally);
+}
 
 template <class Solver>
 void SolveAll(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
               NormalizationTally* tally) {
-  Arena measure(nullptr);
-  Solver(spec, &measure);
-  Arena arena(scratch->Get(measure.used()));
-  Solver(spec, &arena).Solve(members, count, tally);
+  const bool narrow_first = Solver::kFreeOfScale && !spec.unrolled;
+  SolveWith<Solver>(spec, members, count, !narrow_first, scratch, tally);
+  if (!narrow_first || tally->redo.empty()) return;
+  const std::vector<int64_t> wide = std::exchange(tally->redo, {});
+  SolveWith<Solver>(spec, wide.data(), static_cast<int64_t>(wide.size()), true, scratch, tally);
 }
 
 }  // namespace HWY_NAMESPACE
