@@ -77,16 +77,17 @@ Task TaskOf(const Problem& problem) {
 }
 
 // ---- Which kernel ---------------------------------------------------------------------------------------------------------------
-enum class Kernel { kPlain, kTiles, kGeneral };
+enum class Kernel { kPlain, kTiles, kStream, kGeneral };
 
 bool IsShort(DType dtype, const void* data) { return data == nullptr || dtype != DType::kFloat64; }
 
 // By shape, types and options alone.
 Kernel KernelOf(const Problem& problem, const Task& task) {
   if (!task.forward || task.exact || task.implicit || problem.solver.precision == Precision::kDouble ||
-      task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kRegisterSide) {
+      task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
     return Kernel::kGeneral;
   }
+  if (std::max(task.n, task.m) > kRegisterSide) return Kernel::kStream;
   const int side = 4 << TileIndex(task.n);
   const bool packed = !task.logits.shared && !task.cotangent.shared &&
                       IsShort(task.cotangent.dtype, task.cotangent.data) && IsShort(task.plan.dtype, task.plan.data) &&
@@ -103,16 +104,16 @@ int GeneralThreads(const Task& task) {
 
 // ---- Blocks and workspace -----------------------------------------------------------------------------------------------------
 struct Shape {
-  Kernel kernel = Kernel::kGeneral;
-  int tile = 0;
-  int32_t blocks = 0;          // Of the first launch.
+  Kernel kernel = Kernel::kGeneral;  // Of the first launch,
+  int size = 0;                      // for matrices of this size,
+  int32_t blocks = 0;                // by so many blocks,
+  int64_t first_slot_bytes = 0;      // of so much workspace each,
+  int64_t shared_bytes = 0;          // and dynamic shared memory.
+  int64_t redo_bytes = 0, redo_members = 1;
   int32_t general_blocks = 0;  // Of the general kernel.
-  int64_t redo_bytes = 0, history_bytes = 0, slot_bytes = 0;
-  bool shared_history = false;
+  int64_t slot_bytes = 0;
 
-  int64_t slots_bytes() const {
-    return std::max(shared_history ? 0 : history_bytes * blocks, slot_bytes * general_blocks);
-  }
+  int64_t slots_bytes() const { return std::max(first_slot_bytes * blocks, slot_bytes * general_blocks); }
 };
 
 Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task) {
@@ -127,15 +128,28 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting}));
   if (general) return shape;
 
-  shape.tile = TileIndex(std::max(task.n, task.m));
-  const int64_t warps = (task.count + kWarpMembers[shape.tile] - 1) / kWarpMembers[shape.tile];
+  if (shape.kernel == Kernel::kStream) {
+    shape.size = StreamIndex(std::max(task.n, task.m));
+    shape.redo_bytes = Padded(4 * task.count);
+    shape.redo_members = 1;
+    shape.first_slot_bytes = StreamSlotBytes(shape.size, task);
+    shape.shared_bytes = StreamSharedBytes(shape.size, task.rows);
+    shape.blocks = static_cast<int32_t>(std::min({task.count, multiprocessors * kStreamBlocks[shape.size],
+                                                  std::max<int64_t>(4 * kWorkspaceLimit / shape.first_slot_bytes, 1)}));
+    return shape;
+  }
+  shape.size = TileIndex(std::max(task.n, task.m));
+  shape.redo_members = kWarpMembers[shape.size];
+  const int64_t warps = (task.count + kWarpMembers[shape.size] - 1) / kWarpMembers[shape.size];
   shape.redo_bytes = Padded(4 * warps);
   int64_t limit = multiprocessors * 16;
   if (task.unrolled) {
-    shape.history_bytes = HistoryBytes(shape.tile, task.iterations);
-    shape.shared_history = shape.history_bytes <= SharedHistoryBytes();
-    if (!shape.shared_history) {
-      limit = std::clamp<int64_t>(4 * kWorkspaceLimit / shape.history_bytes, 1, multiprocessors * 4);
+    const int64_t history = HistoryBytes(shape.size, task.iterations);
+    if (history <= SharedHistoryBytes()) {
+      shape.shared_bytes = history;
+    } else {
+      shape.first_slot_bytes = history;
+      limit = std::clamp<int64_t>(4 * kWorkspaceLimit / history, 1, multiprocessors * 4);
     }
   }
   // A warp each while there is a multiprocessor for each.
@@ -168,7 +182,13 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
     const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_blocks);
     return 5e-6 + rounds * GeneralSeconds(task);
   }
-  const double side = 4 << shape.tile, area = side * side;
+  if (shape.kernel == Kernel::kStream) {
+    const double area = static_cast<double>(task.rows) * (64 << shape.size);
+    const double rounds = std::ceil(static_cast<double>(task.count) / shape.blocks);
+    const double iteration = 1.5e-6 + area / 32e9 * (shape.size > 1 ? 1 : .25);
+    return 1e-5 + rounds * (task.unrolled ? 3 : 1) * task.iterations * iteration;
+  }
+  const double side = 4 << shape.size, area = side * side;
   const double factor = (shape.kernel == Kernel::kPlain ? 1 : 1.5) * (task.unrolled ? 3.2 : 1);
   const double lanes = 128.0 * std::max(device.sm_count, 1) * 1.7e9;
   const double work = static_cast<double>(task.count) * area * (3.0 * task.iterations * factor + 20) / lanes;
@@ -269,18 +289,18 @@ class NormalizationResident final : public Resident {
 // Which launch a problem takes part in.
 struct Key {
   Kernel kernel;
-  int tile = 0;
+  int size = 0;
   bool backward = false;
   int threads = 0;
   bool operator<(const Key& other) const {
-    return std::tie(kernel, tile, backward, threads) <
-           std::tie(other.kernel, other.tile, other.backward, other.threads);
+    return std::tie(kernel, size, backward, threads) <
+           std::tie(other.kernel, other.size, other.backward, other.threads);
   }
 };
 
 Key KeyOf(const NormalizationResident& resident) {
   if (resident.general()) return {Kernel::kGeneral, 0, false, GeneralThreads(resident.task)};
-  return {resident.shape.kernel, resident.shape.tile, resident.task.unrolled, 0};
+  return {resident.shape.kernel, resident.shape.size, resident.task.unrolled, 0};
 }
 
 // The task of the next launch. False: the problem has failed.
@@ -298,11 +318,11 @@ bool Prepare(NormalizationResident* resident, double seconds, LaunchContext* con
     task.slot_bytes = shape.slot_bytes;
     task.workspace = slots;
     task.redo = resident->redoing ? redo : nullptr;
-    task.redo_members = kWarpMembers[shape.tile];
+    task.redo_members = shape.redo_members;
   } else {
     task.blocks = shape.blocks;
-    task.slot_bytes = shape.history_bytes;
-    task.workspace = shape.shared_history || !task.unrolled ? nullptr : slots;
+    task.slot_bytes = shape.first_slot_bytes;
+    task.workspace = shape.first_slot_bytes == 0 ? nullptr : slots;
     task.redo = redo;
   }
   void* address = nullptr;
@@ -317,9 +337,11 @@ cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, i
                            cudaStream_t stream) {
   switch (key.kernel) {
     case Kernel::kPlain:
-      return LaunchPlain(key.tile, key.backward, launch, blocks, shared_bytes, stream);
+      return LaunchPlain(key.size, key.backward, launch, blocks, shared_bytes, stream);
     case Kernel::kTiles:
-      return LaunchTiles(key.tile, key.backward, launch, blocks, shared_bytes, stream);
+      return LaunchTiles(key.size, key.backward, launch, blocks, shared_bytes, stream);
+    case Kernel::kStream:
+      return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
     case Kernel::kGeneral:
       return LaunchGeneral(launch, blocks, key.threads, stream);
   }
@@ -332,7 +354,7 @@ absl::Status LaunchTogether(const Key& key, const std::vector<NormalizationResid
   int64_t blocks = 0, shared_bytes = 0;
   for (const NormalizationResident* resident : residents) {
     blocks += resident->task.blocks;
-    if (resident->shape.shared_history) shared_bytes = std::max(shared_bytes, resident->shape.history_bytes);
+    shared_bytes = std::max(shared_bytes, resident->shape.shared_bytes);
   }
   if (residents.size() == 1) {
     launch.only = residents[0]->task;

@@ -16,6 +16,7 @@ namespace cuda {
 namespace normalization {
 
 constexpr double kImplicitTolerance = 1e-14;
+constexpr double kNothing = 1e-290;  // Sums below have no reciprocal.
 
 // (diag(d) - P^T diag(1/r) P) x = b, preconditioned by diag(d), x orthogonal to the constant. P is [n, m], plan(i, j) its
 // entries, inverse its 1/r. Memory: x, residual, p, q [m] and t [n].
@@ -23,7 +24,7 @@ template <class Plan>
 __device__ void SolveReduced(Block& block, int n, int m, Plan plan, const double* inverse, const double* diagonal,
                              const double* b, double tolerance, double* x, double* residual, double* p, double* q,
                              double* t) {
-  const auto inverted = [&](int64_t k) { return diagonal[k] > 0 ? 1 / diagonal[k] : 0.0; };
+  const auto inverted = [&](int64_t k) { return diagonal[k] > kNothing ? 1 / diagonal[k] : 0.0; };
   const double inverse_sum = 1 / block.SumOf(m, [&](int64_t k) { return diagonal[k]; });
   const auto project = [&](double* y) {
     const double share = block.SumOf(m, [&](int64_t k) { return y[k]; }) * inverse_sum;
@@ -112,7 +113,9 @@ __device__ inline void ReverseImplicit(Member* m) {
     for (int j = block.lane; j < task.cols; j += 32) bar[m->At(i, j)] = m->io.Cotangent(i, j);
   }
   __syncthreads();  // The cotangent is there.
-  block.Rows(task.n, task.m, plan, [&](int i, double sum) { inverse[i] = unit ? 1.0 : sum > 0 ? 1 / sum : 0.0; });
+  block.Rows(task.n, task.m, plan, [&](int i, double sum) {
+    inverse[i] = unit ? 1.0 : sum > kNothing ? 1 / sum : 0.0;
+  });
   block.Rows(
       task.n, task.m, [&](int i, int j) { return plan(i, j) * cotangent(i, j); },
       [&](int i, double sum) { side[i] = sum; });

@@ -119,9 +119,11 @@ __device__ inline void ForMembers(const Task& task, int block, Body body) {
 template <class Shape>
 __device__ inline void StoreRedo(const Task& task, const Place<Shape>& place, int64_t first, bool bad, int lane) {
   const uint32_t lanes = __ballot_sync(kFullMask, bad && place.first());
-  uint32_t bits = 0;
-#pragma unroll
-  for (int m = 0; m < Shape::kMembers; ++m) bits |= (lanes >> (m * Shape::kLanes) & 1u) << m;
+  uint32_t bits = lanes;
+  if (Shape::kLanes > 1 && lanes != 0) {
+    bits = 0;
+    for (int m = 0; m < Shape::kMembers; ++m) bits |= (lanes >> (m * Shape::kLanes) & 1u) << m;
+  }
   if (lane == 0) task.redo[first / Shape::kMembers] = bits;
 }
 
@@ -202,33 +204,47 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
     PlainKernel(const __grid_constant__ LaunchOf launch) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   __shared__ Task task;
-  __shared__ __align__(16) float buffers[kWarps][Shape::kBufferFloats];
+  // One for what goes out and one for what comes in meanwhile; where they would leave too little room for other blocks,
+  // the same for both, and nothing comes in meanwhile.
+  constexpr bool kFetches = !(kBackward && Shape::kLanes == 2);
+  __shared__ __align__(16) float buffers[kWarps][kFetches ? 2 : 1][Shape::kBufferFloats];
   extern __shared__ __align__(16) float history_memory[];
   const int block = LoadTask(launch, &task);
   const int lane = threadIdx.x % 32, iterations = task.iterations;
   const Place<Shape> place(lane);
   const bool transposed = task.transposed;
-  float* const buffer = buffers[threadIdx.x / 32];
+  float* const buffer = buffers[threadIdx.x / 32][0];
+  float* const incoming = buffers[threadIdx.x / 32][kFetches ? 1 : 0];
   float* const memory =
       task.workspace == nullptr ? history_memory : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
   LaneTally tally;
+  const auto fetch = [&](const Tensor& tensor, int64_t first) {
+    const int64_t left = task.last - first;
+    if (left <= 0) return;
+    Stage<Shape>::Fetch(lane, tensor, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), incoming);
+  };
 
+  bool is_first = true;
   ForMembers<Shape>(task, block, [&](int64_t first, int count) {
     History<kOwn> history(memory);
     const int64_t member = first + place.member;
     // 1. K.
     float K[R][C];
-    Stage<Shape>::LoadWhole(lane, task.logits, first, count, buffer);
-    __syncwarp();  // The logits are there.
-    Stage<Shape>::Read(place, transposed, buffer, K);
+    if (!kFetches || is_first) fetch(task.logits, first);
+    is_first = false;
+    Stage<Shape>::Arrived(lane, task.logits, first, count, incoming);
+    Stage<Shape>::Read(place, transposed, incoming, K);
     __syncwarp();  // The buffer is free.
+    const int64_t next = first + int64_t{task.blocks} * kWarps * Shape::kMembers;
+    if constexpr (kBackward && kFetches) fetch(task.cotangent, first);
+    if constexpr (!kBackward) fetch(task.logits, next);
     const bool safe = PlainStart<Shape>(task, K);
 
     // 2. Iterations. u and v: the first kOwn are the lane's own.
     float u[R], v[C], q[C];
 #pragma unroll
     for (int c = 0; c < C; ++c) v[c] = 1;
-#pragma unroll 1
+#pragma unroll kBackward ? 1 : 2
     for (int t = 1; t <= iterations; ++t) {
       float s[R];
       TimesRows<R, C>(K, v, s);
@@ -273,10 +289,11 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
     if constexpr (kBackward) {
       // 4. The adjoints of the last step. G: those of log K, but for the factor K.
       float G[R][C], row_bar[R], col_bar[C], v_own[kOwn];
-      Stage<Shape>::LoadWhole(lane, task.cotangent, first, count, buffer);
-      __syncwarp();  // dL/dP is there.
-      Stage<Shape>::Read(place, transposed, buffer, G);
+      if constexpr (!kFetches) fetch(task.cotangent, first);
+      Stage<Shape>::Arrived(lane, task.cotangent, first, count, incoming);
+      Stage<Shape>::Read(place, transposed, incoming, G);
       __syncwarp();  // The buffer is free.
+      if constexpr (kFetches) fetch(task.logits, next);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         row_bar[r] = 0;

@@ -86,16 +86,17 @@ struct LaunchOf {
 __device__ inline int LoadTask(const LaunchOf& launch, Task* task) {
   static_assert(sizeof(Task) % 8 == 0, "copied in words");
   constexpr int kWords = sizeof(Task) / 8;
-  int task_index = 0, block = blockIdx.x;
-  const uint64_t* from = reinterpret_cast<const uint64_t*>(&launch.only);
-  if (launch.tasks != nullptr) {
-    const BlockOf mine = launch.blocks[blockIdx.x];
-    task_index = mine.task;
-    block = mine.block;
-    from = reinterpret_cast<const uint64_t*>(launch.tasks + task_index);
-  }
   uint64_t* to = reinterpret_cast<uint64_t*>(task);
-  for (int k = threadIdx.x; k < kWords; k += blockDim.x) to[k] = from[k];
+  int block = blockIdx.x;
+  if (launch.tasks == nullptr) {  // Straight from the constant bank.
+    const uint64_t* from = reinterpret_cast<const uint64_t*>(&launch.only);
+    for (int k = threadIdx.x; k < kWords; k += blockDim.x) to[k] = from[k];
+  } else {
+    const BlockOf mine = launch.blocks[blockIdx.x];
+    block = mine.block;
+    const uint64_t* from = reinterpret_cast<const uint64_t*>(launch.tasks + mine.task);
+    for (int k = threadIdx.x; k < kWords; k += blockDim.x) to[k] = from[k];
+  }
   __syncthreads();
   return block;
 }

@@ -116,31 +116,24 @@ __device__ inline float OverMatrix(float x) {
 }
 
 // ---- Products of a tile ---------------------------------------------------------------------------------------------
-// Sums of N terms as two chains, halves of the latency of one.
 template <int R, int C>
 __device__ inline void TimesRows(const float (&K)[R][C], const float (&v)[C], float (&s)[R]) {
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
-    float a = K[r][0] * v[0], b = K[r][1] * v[1];
+  for (int r = 0; r < R; ++r) s[r] = K[r][0] * v[0];
 #pragma unroll
-    for (int c = 2; c < C; c += 2) {
-      a = fmaf(K[r][c], v[c], a);
-      b = fmaf(K[r][c + 1], v[c + 1], b);
-    }
-    s[r] = a + b;
+  for (int c = 1; c < C; ++c) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) s[r] = fmaf(K[r][c], v[c], s[r]);
   }
 }
 template <int R, int C>
 __device__ inline void TimesCols(const float (&K)[R][C], const float (&u)[R], float (&q)[C]) {
 #pragma unroll
-  for (int c = 0; c < C; ++c) {
-    float a = K[0][c] * u[0], b = K[1][c] * u[1];
+  for (int c = 0; c < C; ++c) q[c] = K[0][c] * u[0];
 #pragma unroll
-    for (int r = 2; r < R; r += 2) {
-      a = fmaf(K[r][c], u[r], a);
-      b = fmaf(K[r + 1][c], u[r + 1], b);
-    }
-    q[c] = a + b;
+  for (int r = 1; r < R; ++r) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) q[c] = fmaf(K[r][c], u[r], q[c]);
   }
 }
 
@@ -251,6 +244,28 @@ struct Stage {
       *reinterpret_cast<float4*>(buffer + at + 4) = make_float4(x[4], x[5], x[6], x[7]);
     });
   }
+  // The same of float32, on its way while the caller goes on: until Arrived. Other types: loaded there.
+  __device__ static void Fetch(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
+    if (tensor.dtype != DType::kFloat32) return;
+    const float4* from = static_cast<const float4*>(tensor.data) + first * (kArea / 4);
+    constexpr int kPerLane = Shape::kMembers * kArea / 128;
+    const int last = count * (kArea / 4) - 1;
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) {
+      const int vector = min(lane + 32 * k, last), element = 4 * vector;
+      const uint32_t to = static_cast<uint32_t>(
+          __cvta_generic_to_shared(buffer + element / kArea * Shape::kMemberStride + element % kArea));
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from + vector) : "memory");
+    }
+  }
+  __device__ static void Arrived(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
+    if (tensor.dtype == DType::kFloat32) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+    } else {
+      LoadWhole(lane, tensor, first, count, buffer);
+    }
+    __syncwarp();  // The matrices are there.
+  }
   __device__ static void StoreWhole(int lane, const Output& output, int64_t first, int count, const float* buffer) {
     if (output.dtype == DType::kFloat32) {
       float4* to = static_cast<float4*>(output.data) + first * (kArea / 4);
@@ -286,9 +301,38 @@ struct Stage {
   __device__ static void Load(int lane, const Tensor& tensor, int n, int m, int64_t first, int count, float* buffer) {
     if (IsWhole(n, m, tensor.dtype, tensor.shared)) {
       LoadWhole(lane, tensor, first, count, buffer);
+    } else if (tensor.dtype == DType::kFloat32) {
+      LoadSome(lane, static_cast<const float*>(tensor.data), tensor.shared, n, m, first, count, buffer);
+    } else if (tensor.dtype == DType::kBFloat16) {
+      LoadSome(lane, static_cast<const __nv_bfloat16*>(tensor.data), tensor.shared, n, m, first, count, buffer);
     } else {
       ForEach(lane, n, m, tensor.shared, first, count,
               [&](int64_t from, int to) { buffer[to] = LoadAs<float>(tensor.dtype, tensor.data, from); });
+    }
+  }
+  // Several elements on their way at a time.
+  template <class T>
+  __device__ static void LoadSome(int lane, const T* data, bool shared, int n, int m, int64_t first, int count,
+                                  float* buffer) {
+    constexpr int kBatch = 8;
+    const int area = n * m, size = count * area;
+    const Divider by_area(area), by_row(m);
+    const T* from = data + (shared ? 0 : first * area);
+#pragma unroll 1
+    for (int begin = lane; begin < size; begin += 32 * kBatch) {
+      T x[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int k = min(begin + 32 * b, size - 1);
+        x[b] = from[shared ? k - static_cast<int>(by_area.Quotient(k)) * area : k];
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int k = min(begin + 32 * b, size - 1);
+        const int member = by_area.Quotient(k), rest = k - member * area;
+        const int row = by_row.Quotient(rest), col = rest - row * m;
+        buffer[At(member, row, col)] = static_cast<float>(x[b]);
+      }
     }
   }
   __device__ static void Store(int lane, const Output& output, int n, int m, int64_t first, int count,

@@ -34,6 +34,9 @@ ABSL_FLAG(std::string, rows,
           "Rows: members x side x iterations; side `ragged`: uniform in 2..32.");
 ABSL_FLAG(std::string, works, "forward,unrolled,implicit", "What is timed of each row.");
 ABSL_FLAG(std::string, recipe, "log", "log, exp or deepseek.");
+ABSL_FLAG(
+    bool, host_tallies, true,
+    "Kernels write their certificates' tallies to pinned host memory, as under the backend; else to the device's.");
 ABSL_FLAG(double, seconds, 0.15, "Replays of a row take about that long.");
 
 namespace sinkhorn {
@@ -137,9 +140,10 @@ class Context final : public cuda::LaunchContext {
     Check(cudaMallocHost(&pinned, std::max<size_t>(bytes, 256)), "cudaMallocHost");
     std::memset(pinned, 0, bytes);
     pinned_.push_back(pinned);
-    *device_address = pinned;
+    *device_address = absl::GetFlag(FLAGS_host_tallies) || !timing ? pinned : Scratch(bytes);
     return pinned;
   }
+  bool timing = false;  // Nobody will read the tallies.
   void Reset() {
     taken_.clear();
     for (void* pinned : pinned_) (void)cudaFreeHost(pinned);
@@ -304,6 +308,7 @@ double ErrorOf(const Row& row, const std::string& kind, const Work& work) {
 // Median microseconds of a slice among several in a graph.
 double Time(const Row& row, const std::string& kind, const DeviceInfo& device,
             const std::vector<std::unique_ptr<Work>>& works, Context* context, double first_guess) {
+  context->timing = true;
   const int repeats = std::clamp(static_cast<int>(2e-3 / first_guess), 1, 100);
   cudaGraph_t graph;
   cudaGraphExec_t executable;
@@ -333,6 +338,7 @@ double Time(const Row& row, const std::string& kind, const DeviceInfo& device,
   (void)cudaEventDestroy(begin);
   (void)cudaEventDestroy(end);
   context->Reset();
+  context->timing = false;
   for (const auto& work : works) Prepare(row, kind, device, work.get());
   std::sort(times.begin(), times.end());
   return 1e3 * times[times.size() / 2] / repeats;
