@@ -8,6 +8,9 @@
 // The rate is read off blocks of residuals (their geometric means: above the best w residuals oscillate), s follows
 // from it, and w goes towards what s asks for, since slower modes only show when faster ones are gone. Blocks in which
 // the residual grows take w back.
+//
+// A large w keeps fast modes alive, and the rounding of every iteration with them: the residual is then up to 1 / (2 - w)
+// times that of the slow modes. One plain iteration between blocks removes them and shows how far the solution is.
 #ifndef SINKHORN_KERNELS_CPU_RELAXATION_H_
 #define SINKHORN_KERNELS_CPU_RELAXATION_H_
 
@@ -25,32 +28,42 @@ class Relaxation {
   // Tells the residual before each iteration, in units of the total mass; adapts the factor.
   void Observe(double error) {
     if (!enabled_ || !(error > 0)) return;
+    if (skipped_ > 0) {
+      --skipped_;
+      return;
+    }
     log_sum_ += std::log(error);
     if (++count_ < Block()) return;
     const double mean = log_sum_ / count_;
-    const double rate = std::exp((mean - previous_mean_) / count_);
+    const double rate = std::exp((mean - previous_mean_) / (count_ + (smooths() ? 1 : 0)));
     const bool comparable = settled_ > 1;  // The first block after a change shows the change.
     previous_mean_ = mean;
     log_sum_ = 0;
     count_ = 0;
     ++settled_;
     if (comparable) Adapt(rate, error);
+    if (smooths()) {
+      plain_ = 1;
+      skipped_ = 2;
+    }
   }
 
   // Asks for one plain iteration: the columns are exact after it.
-  void Plain() { plain_ = true; }
+  void Plain() { plain_ = std::max(plain_, 1); }
   // The factor of the next iteration.
   double TakeWeight() {
-    const double weight = plain_ ? 1 : weight_;
-    plain_ = false;
-    return weight;
+    if (plain_ == 0) return weight_;
+    --plain_;
+    return 1;
   }
 
  private:
   static constexpr double kLinearError = 0.5;  // Further out the rate says nothing.
   static constexpr double kMargin = 0.1;       // Of 2 - w: rates this close to w - 1 are as good as they get.
   static constexpr double kStep = 0.4;         // 2 - w shrinks by this much at a time.
+  static constexpr double kNoisyWeight = 1.85;
 
+  bool smooths() const { return weight_ > kNoisyWeight; }
   // The slower the rate, the longer it takes to see it.
   int Block() const { return 5 + std::min(static_cast<int>(1 / (2 - weight_)), 60); }
 
@@ -73,7 +86,7 @@ class Relaxation {
   }
 
   const bool enabled_;
-  bool plain_ = false;
+  int plain_ = 0, skipped_ = 0;
   double weight_ = 1, ceiling_ = 2 - 1e-4;
   double log_sum_ = 0, previous_mean_ = 0;
   int count_ = 0, settled_ = 0;

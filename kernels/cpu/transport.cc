@@ -229,7 +229,8 @@ int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
   const int64_t cache = pairs * width <= kernel_cache_bytes ? pairs * width : 0;
   const int64_t points = (problem.n + problem.m) * (3 * problem.dim + 20) * 8;
   const int64_t accumulators = std::min<int64_t>(64, pairs / 65536 + 1) * problem.m * width;
-  const int64_t member = cache + points * (problem.solver.debias ? 3 : 1) + accumulators;
+  const int64_t extrapolation = problem.solver.tolerance > 0 && problem.solver.over_relaxation ? problem.m * 22 * 8 : 0;
+  const int64_t member = cache + points * (problem.solver.debias ? 3 : 1) + accumulators + extrapolation;
   const int64_t resident =
       problem.n * problem.m <= kSmallPairs
           ? problem.count

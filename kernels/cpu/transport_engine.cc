@@ -42,8 +42,10 @@ TransportEngine<TE, T>::TransportEngine(const CostSource<TE, T>* cost, const Eng
     : cost_(*cost),
       solver_(options.solver),
       rho_{options.solver.rho_a, options.solver.rho_b},
-      relaxation_(options.solver.over_relaxation && options.solver.tolerance > 0 && std::isinf(rho_[0]) &&
-                  std::isinf(rho_[1]) && !symmetric()) {
+      accelerated_(options.solver.over_relaxation && options.solver.tolerance > 0 && std::isinf(rho_[0]) &&
+                   std::isinf(rho_[1]) && !symmetric()),
+      anderson_(accelerated_),
+      relaxation_(accelerated_) {
   epsilon_ = solver_.epsilon_decay > 0 ? std::max(solver_.epsilon, solver_.epsilon_start) : solver_.epsilon;
   for (int side = 0; side < 2; ++side) {
     const int64_t size = cost_.size(side), padded = cost_.padded(side);
@@ -70,6 +72,7 @@ TransportEngine<TE, T>::TransportEngine(const CostSource<TE, T>* cost, const Eng
   use_cache_ = cache_size * static_cast<int64_t>(sizeof(T)) <= options.cache_bytes;
   if (use_cache_) cache_.Allocate(cache_size);
   plain_ = std::isinf(rho_[0]) && std::isinf(rho_[1]) && !symmetric();
+  if (accelerated_) extrapolated_.Resize(cost_.padded(1));
   remade_.assign(RoundUp(cost_.size(0), kRowBlock) / kRowBlock, 0);
   convergence_.stop_reason = StopReason::kMaxIterations;
   starting_ = symmetric() && options.initial[0] == nullptr && options.initial[1] == nullptr;
@@ -87,7 +90,7 @@ int64_t TransportEngine<TE, T>::block_count() const {
 template <typename TE, typename T>
 void TransportEngine<TE, T>::StartIteration() {
   previous_relax_ = relax_;
-  relax_ = starting_ ? 1 : symmetric() ? 0.5 : relaxation_.TakeWeight();
+  relax_ = starting_ || anderson_.active() ? 1 : symmetric() ? 0.5 : relaxation_.TakeWeight();
   Start(symmetric() && safe_sweep_ ? Phase::kSafeRows : Phase::kSweep);
 }
 
@@ -403,8 +406,11 @@ void TransportEngine<TE, T>::EndSweep() {
   }
   // The residual is that of the potentials the sweep began with. Alternating: their columns are exact from the first
   // iteration on, unless over-relaxed.
+  const bool sums_safe = IsSafe(range[0]) && IsSafe(range[1]);
   const bool known = !safe_sweep_ && (symmetric() || convergence_.iterations > 0);
-  if (known) {
+  if (anderson_.active()) {
+    if (AccelerateColumns(sums_safe)) return;
+  } else if (known) {
     if (symmetric()) {
       for (int64_t j = 0; j < cost_.size(1); ++j) error[1] += ErrorOf(1, j, scaling_[1][j] * sums_[1][j]);
     }
@@ -432,7 +438,6 @@ void TransportEngine<TE, T>::EndSweep() {
       }
     }
   }
-  const bool sums_safe = IsSafe(range[0]) && IsSafe(range[1]);
   if (plain_ && relax_ == 1 && sums_safe) {  // The scalings are already there.
     void_columns_.clear();
     std::swap(scaling_[0], next_[0]);
@@ -447,6 +452,48 @@ void TransportEngine<TE, T>::EndSweep() {
     SetWeights(0);
   }
   UpdateColumns();
+}
+
+// The rows are exact now, so the columns' sums tell the whole residual of the new u with the old v: at the tolerance that
+// is the answer, measured already. Before, the columns' next potentials are extrapolated. Returns true if it has stopped.
+template <typename TE, typename T>
+bool TransportEngine<TE, T>::AccelerateColumns(bool sums_safe) {
+  if (!at_target()) return false;
+  if (!sums_safe) {
+    anderson_.Skip();
+    return false;
+  }
+  double error = 0;
+  for (int64_t j = 0; j < cost_.size(1); ++j) error += mass64_[1][j] * std::abs(scaling_[1][j] * sums_[1][j] - 1);
+  convergence_.marginal_error_a = 0;
+  convergence_.marginal_error_b = error;
+  if (error <= solver_.tolerance) {
+    convergence_.stop_reason = StopReason::kTolerance;
+    StopAtRows();
+    return true;
+  }
+  Buffer<double>&from = pending_[1], &to = extrapolated_;
+  Potentials(1, &from);
+  kernels_.log_scaling(from.size(), next_[1].data(), frame_[1].data(), to.data());
+  anderson_.Extrapolate(error / total_mass(1), mass64_[1], from, &to);
+  // The kernel makes 2^(-shift - frame) with damping 0.
+  for (double& potential : to) potential = -potential;
+  kernels_.update(from.size(), sums_[1].data(), scaling_[1].data(), frame_[1].data(), to.data(), 0, 1, next_[1].data());
+  for (int64_t j = 0; j < from.size(); ++j) next_weight_[j] = mass_[1][j] * next_[1][j];
+  return false;
+}
+
+// The answer is the sweep's new u with the v it began with.
+template <typename TE, typename T>
+void TransportEngine<TE, T>::StopAtRows() {
+  ++convergence_.iterations;
+  std::swap(scaling_[0], next_[0]);
+  for (int64_t j = 0; j < cost_.size(1); ++j) {
+    if (mass_[1][j] == 0) scaling_[1][j] = next_[1][j];
+    ratio_[1][j] = scaling_[1][j] * sums_[1][j];
+  }
+  for (int64_t i = 0; i < cost_.size(0); ++i) ratio_[0][i] = scaling_[0][i] * sums_[0][i];
+  Finish();
 }
 
 template <typename TE, typename T>
@@ -503,8 +550,10 @@ void TransportEngine<TE, T>::EndIteration() {
 
 template <typename TE, typename T>
 void TransportEngine<TE, T>::StopIterating() {
-  // The answer is for the epsilon that was asked for, also when annealing was cut short.
-  if (!at_target()) SetEpsilon(solver_.epsilon);
+  // The answer is for the epsilon that was asked for, also when annealing was cut short: potentials that no plan goes
+  // with, perhaps.
+  cut_short_ = !at_target();
+  if (cut_short_) SetEpsilon(solver_.epsilon);
   SetWeights(0);
   if (!void_columns_.empty()) {
     list_ = void_columns_;
@@ -626,7 +675,8 @@ template <typename TE, typename T>
 bool TransportEngine<TE, T>::finite() const {
   for (int side = 0; side < 2; ++side) {
     for (int64_t i = 0; i < cost_.size(side); ++i) {
-      if (!std::isfinite(potential_[side][i]) || !std::isfinite(ratio_[side][i])) return false;
+      if (!std::isfinite(potential_[side][i]) || std::isnan(ratio_[side][i])) return false;
+      if (std::isinf(ratio_[side][i]) && !cut_short_) return false;
     }
   }
   return true;

@@ -11,13 +11,15 @@
 // Frames are potentials frozen when densities were computed; while the scalings u, v stay within 2^+-kDrift a cached T
 // serves all iterations. A row whose sum leaves the safe range is made anew around its own maximum; such a column is
 // solved by a log-sum-exp over its own entries. Nothing else needs a maximum.
-// Over-relaxation: F <- F + w (F' - F), w from the observed rate (Young's formula for successive over-relaxation).
+// Faster than plain updates, with a tolerance: Anderson's extrapolation of G as long as it pays (anderson.h), then
+// over-relaxation, F <- F + w (F' - F), with w from the observed rate (relaxation.h).
 #ifndef SINKHORN_KERNELS_CPU_TRANSPORT_ENGINE_H_
 #define SINKHORN_KERNELS_CPU_TRANSPORT_ENGINE_H_
 
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cpu/anderson.h"
 #include "kernels/cpu/buffer.h"
 #include "kernels/cpu/relaxation.h"
 #include "kernels/cpu/transport_cost.h"
@@ -96,6 +98,8 @@ class TransportEngine {
   double ErrorOf(int side, int64_t i, double ratio) const;
 
   void EndSweep();
+  bool AccelerateColumns(bool sums_safe);
+  void StopAtRows();
   void UpdateColumns();
   void ApplyScalings();
   void EndIteration();
@@ -117,6 +121,8 @@ class TransportEngine {
   bool use_cache_ = false;
   bool plain_ = false;  // Balanced and alternating: updates need no logarithm unless over-relaxed.
   double epsilon_ = 0;
+  const bool accelerated_;
+  Anderson anderson_;  // First; where it does not pay:
   Relaxation relaxation_;
   double relax_ = 1, previous_relax_ = 1;  // Of the sweep in progress and of the one before.
 
@@ -126,6 +132,7 @@ class TransportEngine {
   int64_t slots_ = 1, chunk_blocks_ = 1, step_ = 0, steps_ = 1;
   bool safe_sweep_ = true;  // Frames tell nothing yet.
   bool cache_valid_ = false;
+  bool cut_short_ = false;
   bool starting_ = false;  // Symmetric: the half steps from zero, not yet an iteration.
   double best_error_ = 0;
   int64_t best_iteration_ = 0;
@@ -141,9 +148,10 @@ class TransportEngine {
   Buffer<T> weight_[2];        // mass * scaling; that of the rows is up to date outside sweeps
   Buffer<T> next_weight_;      // of the columns
   Buffer<double> pending_[2];  // potentials that a safe phase found
-  Buffer<double> sums_[2];     // weighted sums of T over the other side
-  Buffer<T> cache_;            // [padded rows, padded columns]
-  Buffer<T> acc_;              // [slots, padded columns]
+  Buffer<double> extrapolated_;
+  Buffer<double> sums_[2];  // weighted sums of T over the other side
+  Buffer<T> cache_;         // [padded rows, padded columns]
+  Buffer<T> acc_;           // [slots, padded columns]
   std::vector<double> slot_error_;
   std::vector<char> slot_unsafe_;  // Symmetric: a row's sum left the safe range.
   std::vector<char> remade_;       // Per block: rows with new frames; their potentials before are in pending_.
