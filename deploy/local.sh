@@ -6,7 +6,7 @@
 #   deploy/local.sh --chaos             kills a replica or asks it to go, in turns, every eight seconds
 #   deploy/local.sh --seconds=30 --clients=16 --replicas=5
 #
-# Replicas that end are started again. Everything it makes is in build/local/. $SINKHORN_SERVER, $SINKHORN_LOADGEN and $ENVOY
+# Replicas that end are started again. Everything it makes is in build/local/ (--folder). $SINKHORN_SERVER, $SINKHORN_LOADGEN and $ENVOY
 # name programs that are there already.
 set -euo pipefail
 self=$(realpath "$0")
@@ -14,7 +14,7 @@ cd "$(dirname "$self")/.."
 
 for argument in "$@"; do
   case $argument in
-    --chaos | --seconds=* | --clients=* | --replicas=*) ;;
+    --chaos | --seconds=* | --clients=* | --replicas=* | --folder=*) ;;
     *) sed -n '2,10s/^# \{0,1\}//p' "$self"; [ "$argument" = --help ] && exit 0 || exit 2 ;;
   esac
 done

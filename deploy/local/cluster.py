@@ -4,6 +4,7 @@ Needs Python's standard library only. Replicas speak mutual TLS; so does Envoy w
 certificate. All addresses are on loopback.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -24,6 +25,12 @@ def free_ports(count):
     for one in sockets:
         one.close()
     return ports
+
+
+def accepts(host, port):
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
 
 
 def get(url):
@@ -72,8 +79,8 @@ class Cluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.certificates = self.folder / "certificates"
         subprocess.run([HERE / "certificates.sh", self.certificates], check=True, capture_output=True)
-        self.port, self.admin_port, *ports = free_ports(2 + 2 * replicas)
-        self.address = f"localhost:{self.port}"
+        self.port, self.admin_port, haproxy_port, *ports = free_ports(3 + 2 * replicas)
+        self.address, self.haproxy_address = f"localhost:{self.port}", f"localhost:{haproxy_port}"
         secret = [f"--tls_cert={self.certificates}/tls.crt", f"--tls_key={self.certificates}/tls.key"]
         secret.append(f"--tls_client_ca={self.certificates}/ca.crt")
         self.replicas = []
@@ -81,7 +88,7 @@ class Cluster:
             listen = [f"--listen=127.0.0.1:{port}", f"--metrics_listen=127.0.0.1:{metrics_port}"]
             command = [server, *listen, *secret, *flags]
             self.replicas.append(Replica(command, port, metrics_port, self.folder / f"replica{index}.log"))
-        self.envoy = None
+        self.envoy = self.haproxy = None
 
     # ---- Clients ----
 
@@ -112,9 +119,33 @@ class Cluster:
     def __exit__(self, *_):
         for replica in self.replicas:
             replica.stop()
-        if self.envoy is not None:
-            self.envoy.kill()
-            self.envoy.wait()
+        for balancer in (self.envoy, self.haproxy):
+            if balancer is not None:
+                balancer.kill()
+                balancer.wait()
+
+    def start_haproxy(self):
+        """Beside Envoy, before the same replicas. Takes calls at `haproxy_address`."""
+        secret = self.certificates / "tls.pem"
+        secret.write_text("".join((self.certificates / f"tls.{part}").read_text() for part in ("crt", "key")))
+        unavailable = self.folder / "unavailable.http"
+        lines = ["HTTP/1.1 200 OK", "content-type: application/grpc", "content-length: 0", "grpc-status: 14"]
+        unavailable.write_text("\r\n".join([*lines, "grpc-message: no replica answered", "", ""]))
+        host, port = self.haproxy_address.split(":")
+        servers = [f"  server replica{i} 127.0.0.1:{replica.port}" for i, replica in enumerate(self.replicas)]
+        path = self.folder / "haproxy.cfg"
+        path.write_text(
+            string.Template((HERE / "haproxy.cfg").read_text()).substitute(
+                host=host,
+                port=port,
+                certificates=self.certificates,
+                unavailable=unavailable,
+                servers="\n".join(servers),
+            )
+        )
+        with open(self.folder / "haproxy.log", "wb") as log:
+            self.haproxy = subprocess.Popen(["haproxy", "-db", "-f", path], stdout=log, stderr=log)
+        self._await(lambda: accepts(host, int(port)), "haproxy listens", seconds=10)
 
     def start_envoy(self):
         addresses = [{"address": "127.0.0.1", "port_value": replica.port} for replica in self.replicas]

@@ -16,8 +16,8 @@ import urllib.parse
 from cluster import Cluster, free_ports, get
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOLDER = ROOT / "build/local"
 MIX = "normalization:32x4x4:20=0.8,dense:40x30:50:value=0.1,point_cloud:100x100x3:20:gradient=0.1"
+STATES = ("warming", "ready", "draining", "stopping")
 SOLVE = 'grpc_method=~".*/Solve"'
 RESTART_AFTER_SECONDS = 2
 CHAOS_EVERY_SECONDS = 8
@@ -113,6 +113,7 @@ class Supervisor:
             self.turn += 1
 
 
+# Name: (query, by instance or over all; scale; digits).
 COLUMNS = {
     "requests/s": ("sum by (instance) (rate(grpc_server_call_duration_seconds_count{%s}[5s]))", 1, 0),
     "p50 ms": (
@@ -172,9 +173,6 @@ def show(cluster, prometheus, load, supervisor, started):
     yield f"chaos:   {supervisor.last or 'none yet'}" if supervisor.chaos else ""
 
 
-STATES = ("warming", "ready", "draining", "stopping")
-
-
 def number(name, value):
     _, scale, digits = COLUMNS[name]
     return f"{'':>14}" if value is None or math.isnan(value) else f"{value * scale:>14.{digits}f}"
@@ -192,19 +190,20 @@ def parse():
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--chaos", action="store_true")
+    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build/local", help="for logs and certificates")
     return parser.parse_args()
 
 
 def main():
     flags = parse()
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    flags.folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     screen = sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
         server_flags = ["--drain_grace=2s", "--threads=1"]
-        cluster = Cluster(FOLDER, flags.server, flags.envoy, replicas=flags.replicas, flags=server_flags)
+        cluster = Cluster(flags.folder, flags.server, flags.envoy, replicas=flags.replicas, flags=server_flags)
         stack.enter_context(cluster)
-        prometheus = Prometheus(FOLDER, cluster.replicas)
+        prometheus = Prometheus(flags.folder, cluster.replicas)
         stack.callback(prometheus.process.wait)
         stack.callback(prometheus.process.terminate)
         load = Load(flags.loadgen, cluster, flags.clients)
