@@ -32,10 +32,10 @@ for candidate in docker podman buildah; do
 done
 [ -n "$engine" ] || { echo "build.sh: install docker, podman or buildah" >&2; exit 1; }
 
-toolkit=()
-[ "$target" = cpu ] || toolkit=(--build-arg=TOOLKIT=nvidia/cuda:13.0.1-devel-ubuntu22.04)
+arguments=(--build-arg=PROGRAMS=compiled)  # The default, but buildah 1.28 takes stages by name only from the command line.
+[ "$target" = cpu ] || arguments+=(--build-arg=TOOLKIT=nvidia/cuda:13.0.1-devel-ubuntu22.04)
 
-build=(--file deploy/container/Dockerfile --target "$target" --tag "$tag" "${toolkit[@]}" "$@" .)
+build=(--file deploy/container/Dockerfile --target "$target" --tag "$tag" "${arguments[@]}" "$@" .)
 case $engine in
   docker) DOCKER_BUILDKIT=1 docker build "${build[@]}" ;;
   podman) podman build --format docker --ignorefile deploy/container/Dockerfile.dockerignore "${build[@]}" ;;
