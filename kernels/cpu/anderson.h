@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/buffer.h"
-#include "kernels/cpu/transport_kernels.h"
+#include "kernels/cpu/transport_points.h"
 
 namespace sinkhorn {
 namespace cpu {
