@@ -77,17 +77,20 @@ Task TaskOf(const Problem& problem) {
 }
 
 // ---- Which kernel ---------------------------------------------------------------------------------------------------------------
-enum class Kernel { kPlain, kTiles, kStream, kGeneral };
+enum class Kernel { kPlain, kTiles, kStream, kBackward, kGeneral };
 
 bool IsShort(DType dtype, const void* data) { return data == nullptr || dtype != DType::kFloat64; }
 
 // By shape, types and options alone.
 Kernel KernelOf(const Problem& problem, const Task& task) {
-  if (!task.forward || task.exact || task.implicit || problem.solver.precision == Precision::kDouble ||
-      task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
+  const bool in_registers = std::max(task.n, task.m) <= kRegisterSide;
+  const bool backward_in_registers = in_registers && task.backward != BackwardMode::kImplicitFull;
+  if (!task.forward || task.exact || (task.implicit && !backward_in_registers) ||
+      problem.solver.precision == Precision::kDouble || task.logits.dtype == DType::kFloat64 ||
+      std::max(task.n, task.m) > kStreamSide) {
     return Kernel::kGeneral;
   }
-  if (std::max(task.n, task.m) > kRegisterSide) return Kernel::kStream;
+  if (!in_registers) return Kernel::kStream;
   const int side = 4 << TileIndex(task.n);
   const bool packed = !task.logits.shared && !task.cotangent.shared &&
                       IsShort(task.cotangent.dtype, task.cotangent.data) && IsShort(task.plan.dtype, task.plan.data) &&
@@ -110,6 +113,7 @@ struct Shape {
   int64_t first_slot_bytes = 0;      // of so much workspace each,
   int64_t shared_bytes = 0;          // and dynamic shared memory.
   int64_t redo_bytes = 0, redo_members = 1;
+  int64_t plan_bytes = 0;      // P for the implicit modes' kernel.
   int32_t general_blocks = 0;  // Of the general kernel.
   int64_t slot_bytes = 0;
 
@@ -142,6 +146,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   shape.redo_members = kWarpMembers[shape.size];
   const int64_t warps = (task.count + kWarpMembers[shape.size] - 1) / kWarpMembers[shape.size];
   shape.redo_bytes = Padded(4 * warps);
+  if (task.implicit) shape.plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));
   int64_t limit = multiprocessors * 16;
   if (task.unrolled) {
     const int64_t history = HistoryBytes(shape.size, task.iterations);
@@ -189,7 +194,7 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
     return 1e-5 + rounds * (task.unrolled ? 3 : 1) * task.iterations * iteration;
   }
   const double side = 4 << shape.size, area = side * side;
-  const double factor = (shape.kernel == Kernel::kPlain ? 1 : 1.5) * (task.unrolled ? 3.2 : 1);
+  const double factor = (shape.kernel == Kernel::kPlain ? 1 : 1.5) * (task.unrolled ? 3.2 : task.implicit ? 2.5 : 1);
   const double lanes = 128.0 * std::max(device.sm_count, 1) * 1.7e9;
   const double work = static_cast<double>(task.count) * area * (3.0 * task.iterations * factor + 20) / lanes;
   const double alone = task.iterations * 80e-9 * factor;
@@ -232,7 +237,7 @@ class NormalizationResident final : public Resident {
   void Collect() {
     if (done_ || tallies == nullptr) return;
     bool redo = false;
-    for (int32_t b = 0; b < task.blocks; ++b) {
+    for (int32_t b = 0; b < tally_count; ++b) {
       Add(tallies[b]);
       redo |= (tallies[b].flags & Tally::kRedo) != 0;
     }
@@ -253,7 +258,8 @@ class NormalizationResident final : public Resident {
   Task task;
   Shape shape;
   char* const workspace;
-  const Tally* tallies = nullptr;  // Of the launch that is on its way.
+  const Tally* tallies = nullptr;  // Of the launches that are on their way.
+  int32_t tally_count = 0;
   bool redoing = false;
   int64_t next = 0;  // The first member that the general kernel has not seen.
 
@@ -307,7 +313,8 @@ Key KeyOf(const NormalizationResident& resident) {
 bool Prepare(NormalizationResident* resident, double seconds, LaunchContext* context) {
   Task& task = resident->task;
   const Shape& shape = resident->shape;
-  char* const slots = resident->workspace + shape.redo_bytes;
+  char* const plan = resident->workspace + shape.redo_bytes;
+  char* const slots = plan + shape.plan_bytes;
   uint32_t* const redo = reinterpret_cast<uint32_t*>(resident->workspace);
   if (resident->general()) {
     const double rounds = std::clamp(seconds / GeneralSeconds(task), 1.0, 1e6);
@@ -324,9 +331,13 @@ bool Prepare(NormalizationResident* resident, double seconds, LaunchContext* con
     task.slot_bytes = shape.first_slot_bytes;
     task.workspace = shape.first_slot_bytes == 0 ? nullptr : slots;
     task.redo = redo;
+    if (shape.plan_bytes > 0) task.plan_copy = {plan, DType::kFloat32};
   }
+  // The implicit modes' kernel has tallies of its own.
   void* address = nullptr;
-  resident->tallies = static_cast<const Tally*>(context->HostVisible(task.blocks * sizeof(Tally), &address));
+  const int parts = !resident->general() && shape.plan_bytes > 0 ? 2 : 1;
+  resident->tally_count = parts * task.blocks;
+  resident->tallies = static_cast<const Tally*>(context->HostVisible(resident->tally_count * sizeof(Tally), &address));
   task.tallies = static_cast<Tally*>(address);
   if (resident->tallies != nullptr) return true;
   resident->Fail(absl::ResourceExhaustedError("no pinned memory for the normalization's results"));
@@ -342,43 +353,64 @@ cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, i
       return LaunchTiles(key.size, key.backward, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
       return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
+    case Kernel::kBackward:
+      return LaunchBackward(key.size, launch, blocks, stream);
     case Kernel::kGeneral:
       return LaunchGeneral(launch, blocks, key.threads, stream);
   }
   return cudaErrorInvalidValue;
 }
 
-absl::Status LaunchTogether(const Key& key, const std::vector<NormalizationResident*>& residents,
-                            LaunchContext* context) {
+// The task of the implicit modes' kernel.
+Task BackwardTask(const Task& forward) {
+  Task task = forward;
+  task.given_plan = {forward.plan_copy.data, DType::kFloat32, false};
+  task.transposed = false;
+  task.rows = task.n;
+  task.cols = task.m;
+  task.tallies += task.blocks;
+  return task;
+}
+
+absl::Status LaunchTasks(const Key& key, const std::vector<Task>& tasks, int64_t shared_bytes, LaunchContext* context) {
   LaunchOf launch{};
-  int64_t blocks = 0, shared_bytes = 0;
-  for (const NormalizationResident* resident : residents) {
-    blocks += resident->task.blocks;
-    shared_bytes = std::max(shared_bytes, resident->shape.shared_bytes);
-  }
-  if (residents.size() == 1) {
-    launch.only = residents[0]->task;
+  int64_t blocks = 0;
+  for (const Task& task : tasks) blocks += task.blocks;
+  if (tasks.size() == 1) {
+    launch.only = tasks[0];
   } else {
-    std::vector<Task> tasks;
     std::vector<BlockOf> of;
-    tasks.reserve(residents.size());
     of.reserve(blocks);
-    for (const NormalizationResident* resident : residents) {
-      for (int32_t b = 0; b < resident->task.blocks; ++b) of.push_back({static_cast<int32_t>(tasks.size()), b});
-      tasks.push_back(resident->task);
+    for (size_t k = 0; k < tasks.size(); ++k) {
+      for (int32_t b = 0; b < tasks[k].blocks; ++b) of.push_back({static_cast<int32_t>(k), b});
     }
     launch.tasks = static_cast<const Task*>(context->Upload(tasks.data(), tasks.size() * sizeof(Task)));
     launch.blocks = static_cast<const BlockOf*>(context->Upload(of.data(), of.size() * sizeof(BlockOf)));
     if (launch.tasks == nullptr || launch.blocks == nullptr) {
-      for (NormalizationResident* resident : residents) {
-        resident->Fail(absl::ResourceExhaustedError("no memory for the normalization's descriptors"));
-      }
-      return absl::OkStatus();
+      return absl::ResourceExhaustedError("no memory for the normalization's descriptors");
     }
   }
   const cudaError_t error = LaunchKernelOf(key, launch, static_cast<int>(blocks), shared_bytes, context->stream());
   if (error == cudaSuccess) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("normalization: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+}
+
+absl::Status LaunchTogether(const Key& key, const std::vector<NormalizationResident*>& residents,
+                            LaunchContext* context) {
+  std::vector<Task> tasks, backward;
+  int64_t shared_bytes = 0;
+  for (const NormalizationResident* resident : residents) {
+    tasks.push_back(resident->task);
+    shared_bytes = std::max(shared_bytes, resident->shape.shared_bytes);
+    if (!resident->general() && resident->shape.plan_bytes > 0) backward.push_back(BackwardTask(resident->task));
+  }
+  absl::Status status = LaunchTasks(key, tasks, shared_bytes, context);
+  if (status.ok() && !backward.empty()) {
+    status.Update(LaunchTasks({Kernel::kBackward, key.size, false, 0}, backward, 0, context));
+  }
+  if (!absl::IsResourceExhausted(status)) return status;
+  for (NormalizationResident* resident : residents) resident->Fail(status);
+  return absl::OkStatus();
 }
 
 class NormalizationFamily final : public Family {
@@ -396,7 +428,7 @@ class NormalizationFamily final : public Family {
   }
   int64_t WorkspaceBytes(const DeviceInfo& device, const Problem& problem) const override {
     const Shape shape = ShapeOf(device, problem, TaskOf(problem));
-    return shape.redo_bytes + shape.slots_bytes();
+    return shape.redo_bytes + shape.plan_bytes + shape.slots_bytes();
   }
   double PredictedSeconds(const DeviceInfo& device, const Problem& problem) const override {
     const Task task = TaskOf(problem);

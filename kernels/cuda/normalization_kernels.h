@@ -44,9 +44,11 @@ int64_t SharedHistoryBytes();
 // `shared_bytes`: of history, the largest of all tasks.
 cudaError_t LaunchPlain(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                         cudaStream_t stream);
-// Everything else that is not EXACT nor backward by an implicit mode.
+// Everything else that is not EXACT.
 cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                         cudaStream_t stream);
+// After either: IMPLICIT and IMPLICIT_UNIT from the P that it left in `given_plan`; not `transposed`.
+cudaError_t LaunchBackward(int tile, const LaunchOf& launch, int blocks, cudaStream_t stream);
 
 }  // namespace normalization
 }  // namespace cuda

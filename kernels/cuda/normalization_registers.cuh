@@ -180,18 +180,21 @@ __device__ inline bool PlainStart(const Task& task, float (&K)[Shape::R][Shape::
   }
   ScatterRows<Shape, Max>(top);
   GatherRows<Shape>(top);
-  float lowest = 0, lowest_logit = FLT_MAX;
+  constexpr float kLog2E = 1.4426950408889634f;
+  float lowest = 0, lowest_top = top[0];  // The former in units of log 2.
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
+    lowest_top = fminf(lowest_top, top[r]);
+    const float shift = -kLog2E * top[r];  // Its rounding scales the row: nothing that u would not undo.
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
-      lowest_logit = fminf(lowest_logit, K[r][c]);
-      const float x = K[r][c] - top[r];
+      const float x = fmaf(kLog2E, K[r][c], shift);
       lowest = fminf(lowest, x);
-      K[r][c] = Exp(x);
+      K[r][c] = Exp2(x);
     }
   }
-  const bool safe = lowest >= -kPlainRange && lowest_logit > task.floor32;
+  // All logits within the range of their maximum, and above the floor.
+  const bool safe = lowest >= -kLog2E * kPlainRange && lowest_top - kPlainRange > task.floor32;
   return OverMatrix<Shape, Min>(safe ? 1.0f : 0.0f) > 0;
 }
 
@@ -274,7 +277,7 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
     if (there && !good) tally.flags |= Tally::kRedo;
     if (there && good) Certify<Shape>(task, place, member, row_error, col_error, iterations, &tally);
     StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
-    if (task.plan.data != nullptr) {
+    if (task.plan.data != nullptr || task.plan_copy.data != nullptr) {
       float plan[R][C];
 #pragma unroll
       for (int r = 0; r < R; ++r) {
@@ -283,7 +286,8 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
       }
       Stage<Shape>::Write(place, transposed, plan, buffer);
       __syncwarp();  // P is there.
-      Stage<Shape>::StoreWhole(lane, task.plan, first, count, buffer);
+      if (task.plan.data != nullptr) Stage<Shape>::StoreWhole(lane, task.plan, first, count, buffer);
+      if (task.plan_copy.data != nullptr) Stage<Shape>::StoreWhole(lane, task.plan_copy, first, count, buffer);
       __syncwarp();  // The buffer is free.
     }
     if constexpr (kBackward) {

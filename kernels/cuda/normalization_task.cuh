@@ -46,6 +46,7 @@ struct Output {
 struct Task {
   Tensor logits, row_marginals, column_marginals, dustbin, cotangent, given_plan;
   Output plan, row_sums, column_sums, gradient, dustbin_gradient;
+  Output plan_copy;  // P in float32 for the implicit modes' kernel; or none.
   Convergence* convergence;
 
   int64_t count;        // Members.

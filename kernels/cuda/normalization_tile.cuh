@@ -65,7 +65,10 @@ struct Place {
 
 // ---- Sums over lanes ------------------------------------------------------------------------------------------------
 struct Sum {
-  __device__ static float Of(float a, float b) { return a + b; }
+  template <class T>
+  __device__ static T Of(T a, T b) {
+    return a + b;
+  }
 };
 struct Max {
   __device__ static float Of(float a, float b) { return fmaxf(a, b); }
@@ -75,65 +78,65 @@ struct Min {
 };
 
 // x[k] of N over `kGroup` lanes, kStep apart: each lane ends with the first N / kGroup.
-template <class Op, int kGroup, int kStep, int N>
-__device__ inline void ReduceScatter(float (&x)[N]) {
+template <class Op, int kGroup, int kStep, class T, int N>
+__device__ inline void ReduceScatter(T (&x)[N]) {
 #pragma unroll
   for (int mask = kGroup / 2, half = N / 2; mask >= 1; mask /= 2, half /= 2) {
 #pragma unroll
     for (int k = 0; k < half; ++k) x[k] = Op::Of(x[k], __shfl_xor_sync(kFullMask, x[k + half], mask * kStep));
   }
 }
-template <int kGroup, int kStep, int N>
-__device__ inline void AllGather(float (&x)[N]) {
+template <int kGroup, int kStep, class T, int N>
+__device__ inline void AllGather(T (&x)[N]) {
 #pragma unroll
   for (int mask = 1, half = N / kGroup; mask < kGroup; mask *= 2, half *= 2) {
 #pragma unroll
     for (int k = 0; k < half; ++k) x[k + half] = __shfl_xor_sync(kFullMask, x[k], mask * kStep);
   }
 }
-template <class Shape, class Op = Sum>
-__device__ inline void ScatterRows(float (&x)[Shape::R]) {
+template <class Shape, class Op = Sum, class T>
+__device__ inline void ScatterRows(T (&x)[Shape::R]) {
   ReduceScatter<Op, Shape::Q, 1>(x);
 }
-template <class Shape, class Op = Sum>
-__device__ inline void ScatterCols(float (&x)[Shape::C]) {
+template <class Shape, class Op = Sum, class T>
+__device__ inline void ScatterCols(T (&x)[Shape::C]) {
   ReduceScatter<Op, Shape::P, Shape::Q>(x);
 }
-template <class Shape>
-__device__ inline void GatherRows(float (&x)[Shape::R]) {
+template <class Shape, class T>
+__device__ inline void GatherRows(T (&x)[Shape::R]) {
   AllGather<Shape::Q, 1>(x);
 }
-template <class Shape>
-__device__ inline void GatherCols(float (&x)[Shape::C]) {
+template <class Shape, class T>
+__device__ inline void GatherCols(T (&x)[Shape::C]) {
   AllGather<Shape::P, Shape::Q>(x);
 }
 // Over all lanes of a matrix.
-template <class Shape, class Op>
-__device__ inline float OverMatrix(float x) {
+template <class Shape, class Op, class T>
+__device__ inline T OverMatrix(T x) {
 #pragma unroll
   for (int mask = Shape::kLanes / 2; mask >= 1; mask /= 2) x = Op::Of(x, __shfl_xor_sync(kFullMask, x, mask));
   return x;
 }
 
 // ---- Products of a tile ---------------------------------------------------------------------------------------------
-template <int R, int C>
-__device__ inline void TimesRows(const float (&K)[R][C], const float (&v)[C], float (&s)[R]) {
+template <int R, int C, class T>
+__device__ inline void TimesRows(const T (&K)[R][C], const T (&v)[C], T (&s)[R]) {
 #pragma unroll
   for (int r = 0; r < R; ++r) s[r] = K[r][0] * v[0];
 #pragma unroll
   for (int c = 1; c < C; ++c) {
 #pragma unroll
-    for (int r = 0; r < R; ++r) s[r] = fmaf(K[r][c], v[c], s[r]);
+    for (int r = 0; r < R; ++r) s[r] = fma(K[r][c], v[c], s[r]);
   }
 }
-template <int R, int C>
-__device__ inline void TimesCols(const float (&K)[R][C], const float (&u)[R], float (&q)[C]) {
+template <int R, int C, class T>
+__device__ inline void TimesCols(const T (&K)[R][C], const T (&u)[R], T (&q)[C]) {
 #pragma unroll
   for (int c = 0; c < C; ++c) q[c] = K[0][c] * u[0];
 #pragma unroll
   for (int r = 1; r < R; ++r) {
 #pragma unroll
-    for (int c = 0; c < C; ++c) q[c] = fmaf(K[r][c], u[r], q[c]);
+    for (int c = 0; c < C; ++c) q[c] = fma(K[r][c], u[r], q[c]);
   }
 }
 
@@ -142,12 +145,13 @@ __device__ inline float Reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// e^x, x <= 0 or so.
-__device__ inline float Exp(float x) {
+__device__ inline float Exp2(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// e^x, x <= 0 or so.
+__device__ inline float Exp(float x) { return Exp2(x * 1.4426950408889634f); }
 
 // 1 / x of the first N numbers; two at a time through one reciprocal of their product: special functions are the scarce
 // unit. Products must not leave the range of float32.
@@ -210,36 +214,44 @@ struct Stage {
 
   __device__ static int At(int member, int row, int col) { return member * Shape::kMemberStride + row * kSize + col; }
 
-  // Whole matrices of the shape's own size, packed: 16 bytes at a time.
-  template <class Body>
-  __device__ static void ForEachVector(int lane, int count, int per_vector, Body body) {
-    const int vectors = count * kArea / per_vector;
-#pragma unroll 1
-    for (int k = lane; k < vectors; k += 32) {
-      const int element = k * per_vector, member = element / kArea;
-      body(k, member * Shape::kMemberStride + element % kArea);
+  // ---- Whole matrices of the shape's own size, packed: 16 bytes at a time -------------------------------------------
+  // Where vector number lane + 32 k of `kPer` elements goes: the lane's part and the number's do not mix.
+  template <int kPer>
+  __device__ static constexpr int Spread(int element) {
+    return element / kArea * Shape::kMemberStride + element % kArea;
+  }
+  // body(vector, place in the buffer). All of them, or, of fewer members, up to the last (which is repeated).
+  template <int kPer, class Body>
+  __device__ static void ForVectors(int lane, int count, Body body) {
+    constexpr int kPerLane = Shape::kMembers * kArea / (32 * kPer);
+    if (count == Shape::kMembers) {
+      const int own = Spread<kPer>(kPer * lane);
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) body(k, lane + 32 * k, own + Spread<kPer>(32 * kPer * k));
+    } else {
+      const int last = count * (kArea / kPer) - 1;
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        const int vector = min(lane + 32 * k, last);
+        body(k, vector, Spread<kPer>(kPer * vector));
+      }
     }
   }
 
   __device__ static void LoadWhole(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
     if (tensor.dtype == DType::kFloat32) {
       const float4* from = static_cast<const float4*>(tensor.data) + first * (kArea / 4);
-      constexpr int kPerLane = Shape::kMembers * kArea / 128;
-      const int last = count * (kArea / 4) - 1;
-      float4 x[kPerLane];  // All on their way before the first is used; lanes beyond the last repeat it.
-#pragma unroll
-      for (int k = 0; k < kPerLane; ++k) x[k] = __ldcs(from + min(lane + 32 * k, last));
-#pragma unroll
-      for (int k = 0; k < kPerLane; ++k) {
-        const int element = 4 * min(lane + 32 * k, last);
-        *reinterpret_cast<float4*>(buffer + element / kArea * Shape::kMemberStride + element % kArea) = x[k];
-      }
+      float4 x[Shape::kMembers * kArea / 128];  // All on their way before the first is used.
+      ForVectors<4>(lane, count, [&](int k, int vector, int) { x[k] = __ldcs(from + vector); });
+      ForVectors<4>(lane, count, [&](int k, int, int at) { *reinterpret_cast<float4*>(buffer + at) = x[k]; });
       return;
     }
     const uint4* from = static_cast<const uint4*>(tensor.data) + first * (kArea / 8);
-    ForEachVector(lane, count, 8, [&](int k, int at) {
+    uint4 raw[Shape::kMembers * kArea / 256];
+    ForVectors<8>(lane, count, [&](int k, int vector, int) { raw[k] = __ldcs(from + vector); });
+    ForVectors<8>(lane, count, [&](int k, int, int at) {
       float x[8];
-      Unpack(tensor.dtype, __ldcs(from + k), x);
+      Unpack(tensor.dtype, raw[k], x);
       *reinterpret_cast<float4*>(buffer + at) = make_float4(x[0], x[1], x[2], x[3]);
       *reinterpret_cast<float4*>(buffer + at + 4) = make_float4(x[4], x[5], x[6], x[7]);
     });
@@ -248,15 +260,10 @@ struct Stage {
   __device__ static void Fetch(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
     if (tensor.dtype != DType::kFloat32) return;
     const float4* from = static_cast<const float4*>(tensor.data) + first * (kArea / 4);
-    constexpr int kPerLane = Shape::kMembers * kArea / 128;
-    const int last = count * (kArea / 4) - 1;
-#pragma unroll
-    for (int k = 0; k < kPerLane; ++k) {
-      const int vector = min(lane + 32 * k, last), element = 4 * vector;
-      const uint32_t to = static_cast<uint32_t>(
-          __cvta_generic_to_shared(buffer + element / kArea * Shape::kMemberStride + element % kArea));
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from + vector) : "memory");
-    }
+    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
+    ForVectors<4>(lane, count, [&](int, int vector, int at) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * at), "l"(from + vector) : "memory");
+    });
   }
   __device__ static void Arrived(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
     if (tensor.dtype == DType::kFloat32) {
@@ -269,79 +276,85 @@ struct Stage {
   __device__ static void StoreWhole(int lane, const Output& output, int64_t first, int count, const float* buffer) {
     if (output.dtype == DType::kFloat32) {
       float4* to = static_cast<float4*>(output.data) + first * (kArea / 4);
-      ForEachVector(lane, count, 4,
-                    [&](int k, int at) { __stcs(to + k, *reinterpret_cast<const float4*>(buffer + at)); });
+      ForVectors<4>(lane, count, [&](int, int vector, int at) {
+        __stcs(to + vector, *reinterpret_cast<const float4*>(buffer + at));
+      });
       return;
     }
     uint4* to = static_cast<uint4*>(output.data) + first * (kArea / 8);
-    ForEachVector(lane, count, 8, [&](int k, int at) {
+    ForVectors<8>(lane, count, [&](int, int vector, int at) {
       const float4 a = *reinterpret_cast<const float4*>(buffer + at);
       const float4 b = *reinterpret_cast<const float4*>(buffer + at + 4);
       const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-      __stcs(to + k, Pack(output.dtype, x));
+      __stcs(to + vector, Pack(output.dtype, x));
     });
   }
   __device__ static bool IsWhole(int n, int m, DType dtype, bool shared) {
     return n == kSize && m == kSize && dtype != DType::kFloat64 && !shared;
   }
 
-  // Runs body(element of the tensor, place in the buffer) for all elements of `count` members.
-  template <class Body>
-  __device__ static void ForEach(int lane, int n, int m, bool shared, int64_t first, int count, Body body) {
-    const int area = n * m;
-    const Divider by_area(area), by_row(m);
-    const int64_t base = shared ? 0 : first * area;
+  // ---- Other shapes and types: a row by as many lanes as the shape has columns ----------------------------------------
+  // body(k, row of the tensor, row in the buffer), kBatch rows at a time: k < kBatch; rows past the last repeat it.
+  static constexpr int kBatch = 8, kRowsAtOnce = 32 / kSize;
+  template <class Begin, class End>
+  __device__ static void ForRows(int lane, int n, bool shared, int64_t first, int count, Begin load, End store) {
+    const Divider by_member(n);
+    const int rows = count * n, mine = lane / kSize;
 #pragma unroll 1
-    for (int k = lane; k < count * area; k += 32) {
-      const int member = by_area.Quotient(k), rest = k - member * area;
-      const int row = by_row.Quotient(rest), col = rest - row * m;
-      body(base + (shared ? rest : k), At(member, row, col));
+    for (int begin = mine; begin < rows; begin += kRowsAtOnce * kBatch) {
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int row = min(begin + kRowsAtOnce * k, rows - 1);
+        load(k, shared ? row - static_cast<int>(by_member.Quotient(row)) * n : first * n + row);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int row = min(begin + kRowsAtOnce * k, rows - 1), member = by_member.Quotient(row);
+        store(k, first * n + row, At(member, row - member * n, 0));
+      }
     }
+  }
+  template <class T>
+  __device__ static void LoadRows(int lane, const T* data, bool shared, int n, int m, int64_t first, int count,
+                                  float* buffer) {
+    const int col = lane % kSize;
+    T x[kBatch];  // On their way together.
+    const T* from = data + min(col, m - 1);
+    ForRows(
+        lane, n, shared, first, count, [&](int k, int64_t row) { x[k] = from[row * m]; },
+        [&](int k, int64_t, int at) {
+          if (col < m) buffer[at + col] = static_cast<float>(x[k]);
+        });
   }
   __device__ static void Load(int lane, const Tensor& tensor, int n, int m, int64_t first, int count, float* buffer) {
     if (IsWhole(n, m, tensor.dtype, tensor.shared)) {
       LoadWhole(lane, tensor, first, count, buffer);
     } else if (tensor.dtype == DType::kFloat32) {
-      LoadSome(lane, static_cast<const float*>(tensor.data), tensor.shared, n, m, first, count, buffer);
+      LoadRows(lane, static_cast<const float*>(tensor.data), tensor.shared, n, m, first, count, buffer);
     } else if (tensor.dtype == DType::kBFloat16) {
-      LoadSome(lane, static_cast<const __nv_bfloat16*>(tensor.data), tensor.shared, n, m, first, count, buffer);
+      LoadRows(lane, static_cast<const __nv_bfloat16*>(tensor.data), tensor.shared, n, m, first, count, buffer);
     } else {
-      ForEach(lane, n, m, tensor.shared, first, count,
-              [&](int64_t from, int to) { buffer[to] = LoadAs<float>(tensor.dtype, tensor.data, from); });
-    }
-  }
-  // Several elements on their way at a time.
-  template <class T>
-  __device__ static void LoadSome(int lane, const T* data, bool shared, int n, int m, int64_t first, int count,
-                                  float* buffer) {
-    constexpr int kBatch = 8;
-    const int area = n * m, size = count * area;
-    const Divider by_area(area), by_row(m);
-    const T* from = data + (shared ? 0 : first * area);
+      const Divider by_member(n);
+      const int col = lane % kSize, rows = count * n;
 #pragma unroll 1
-    for (int begin = lane; begin < size; begin += 32 * kBatch) {
-      T x[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int k = min(begin + 32 * b, size - 1);
-        x[b] = from[shared ? k - static_cast<int>(by_area.Quotient(k)) * area : k];
-      }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int k = min(begin + 32 * b, size - 1);
-        const int member = by_area.Quotient(k), rest = k - member * area;
-        const int row = by_row.Quotient(rest), col = rest - row * m;
-        buffer[At(member, row, col)] = static_cast<float>(x[b]);
+      for (int row = lane / kSize; row < rows; row += kRowsAtOnce) {
+        const int member = by_member.Quotient(row), i = row - member * n;
+        if (col >= m) continue;
+        const int64_t from = (tensor.shared ? i : first * n + row) * m + col;
+        buffer[At(member, i, col)] = LoadAs<float>(tensor.dtype, tensor.data, from);
       }
     }
   }
   __device__ static void Store(int lane, const Output& output, int n, int m, int64_t first, int count,
                                const float* buffer) {
-    if (IsWhole(n, m, output.dtype, false)) {
-      StoreWhole(lane, output, first, count, buffer);
-    } else {
-      ForEach(lane, n, m, false, first, count,
-              [&](int64_t to, int from) { StoreAs(output.dtype, output.data, to, buffer[from]); });
+    if (IsWhole(n, m, output.dtype, false)) return StoreWhole(lane, output, first, count, buffer);
+    const Divider by_member(n);
+    const int col = lane % kSize, rows = count * n;
+    if (col >= m) return;
+#pragma unroll 1
+    for (int row = lane / kSize; row < rows; row += kRowsAtOnce) {
+      const int member = by_member.Quotient(row);
+      StoreAs(output.dtype, output.data, (first * n + row) * m + col, buffer[At(member, row - member * n, col)]);
     }
   }
   // What the lanes own of a vector of each member, by way of the buffer.

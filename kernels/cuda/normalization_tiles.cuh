@@ -68,7 +68,8 @@ __device__ inline float LogRange(const float (&x)[Shape::kOwn], int own, int siz
 }
 
 template <class Shape>
-__device__ inline void LoadMarginal(const Tensor& tensor, int64_t member, int own, int size, float (&x)[Shape::kOwn]) {
+__device__ __forceinline__ void LoadMarginal(const Tensor& tensor, int64_t member, int own, int size,
+                                             float (&x)[Shape::kOwn]) {
   const int64_t base = tensor.shared ? 0 : member * size;
 #pragma unroll
   for (int k = 0; k < Shape::kOwn; ++k) {
@@ -79,8 +80,8 @@ __device__ inline void LoadMarginal(const Tensor& tensor, int64_t member, int ow
 }
 
 template <class Shape>
-__device__ inline void LoadTerms(const Task& task, const Place<Shape>& place, int64_t member,
-                                 Terms<Shape::kOwn>* terms) {
+__device__ __forceinline__ void LoadTerms(const Task& task, const Place<Shape>& place, int64_t member,
+                                          Terms<Shape::kOwn>* terms) {
   const int bin = task.has_dustbin ? 1 : 0, i = place.OwnRow(0), j = place.OwnCol(0);
   float(&r)[Shape::kOwn] = terms->row.marginal, (&c)[Shape::kOwn] = terms->col.marginal;
   LoadMarginal<Shape>(task.transposed ? task.column_marginals : task.row_marginals, member, i, task.rows - bin, r);
@@ -89,8 +90,8 @@ __device__ inline void LoadTerms(const Task& task, const Place<Shape>& place, in
   if (bin == 1) {
 #pragma unroll
     for (int k = 0; k < Shape::kOwn; ++k) {
-      if (i + k == task.rows - 1) r[k] = col_total;
-      if (j + k == task.cols - 1) c[k] = row_total;
+      r[k] = i + k == task.rows - 1 ? col_total : r[k];
+      c[k] = j + k == task.cols - 1 ? row_total : c[k];
     }
     row_total = col_total = row_total + col_total;
   }
@@ -130,8 +131,8 @@ struct RowStart {
 
 // Row maxima and, for softmax, sums, to all lanes of a row. W in K.
 template <class Shape>
-__device__ inline void StartRows(const Task& task, const Place<Shape>& place, const Terms<Shape::kOwn>& terms,
-                                 const float (&K)[Shape::R][Shape::C], RowStart (&start)[Shape::R]) {
+__device__ __forceinline__ void StartRows(const Task& task, const Place<Shape>& place, const Terms<Shape::kOwn>& terms,
+                                          const float (&K)[Shape::R][Shape::C], RowStart (&start)[Shape::R]) {
   float top[Shape::R], sum[Shape::R];
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
@@ -177,8 +178,8 @@ __device__ inline void StartRows(const Task& task, const Place<Shape>& place, co
 
 // K in place of W. False: beyond the kernel.
 template <class Shape>
-__device__ inline bool Start(const Task& task, const Place<Shape>& place, const Terms<Shape::kOwn>& terms,
-                             float (&K)[Shape::R][Shape::C], float (&u)[Shape::R]) {
+__device__ __forceinline__ bool Start(const Task& task, const Place<Shape>& place, const Terms<Shape::kOwn>& terms,
+                                      float (&K)[Shape::R][Shape::C], float (&u)[Shape::R]) {
   RowStart start[Shape::R];
   StartRows<Shape>(task, place, terms, K, start);
   const bool plain = !task.softmax && task.offset == 0;
@@ -216,8 +217,9 @@ __device__ inline bool Start(const Task& task, const Place<Shape>& place, const 
 
 // From d log K to dW: through offset and softmax. W is read again.
 template <class Shape>
-__device__ inline void ChainToLogits(const Task& task, const Place<Shape>& place, const Terms<Shape::kOwn>& terms,
-                                     const float (&W)[Shape::R][Shape::C], float (&G)[Shape::R][Shape::C]) {
+__device__ __forceinline__ void ChainToLogits(const Task& task, const Place<Shape>& place,
+                                              const Terms<Shape::kOwn>& terms, const float (&W)[Shape::R][Shape::C],
+                                              float (&G)[Shape::R][Shape::C]) {
   RowStart start[Shape::R];
   StartRows<Shape>(task, place, terms, W, start);
   float total[Shape::R];
@@ -226,7 +228,7 @@ __device__ inline void ChainToLogits(const Task& task, const Place<Shape>& place
     total[r] = 0;
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
-      const float e = start[r].scale * Exp(W[r][c] - start[r].top), entry = e + start[r].added;
+      const float e = start[r].scale * Exp(Raised(W[r][c], task.floor32) - start[r].top), entry = e + start[r].added;
       G[r][c] = entry > 0 ? G[r][c] * (e / entry) : 0.0f;
       if (place.Col(c) < task.cols) total[r] += G[r][c];
     }
@@ -242,7 +244,7 @@ __device__ inline void ChainToLogits(const Task& task, const Place<Shape>& place
   for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
-      const float e = start[r].scale * Exp(W[r][c] - start[r].top);
+      const float e = start[r].scale * Exp(Raised(W[r][c], task.floor32) - start[r].top);
       G[r][c] -= e * total[r];
     }
   }
@@ -367,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
       Certify<Shape>(task, place, member, row_error, last_col_error, stopped != 0 ? stopped : task.iterations, &tally);
     }
     StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
-    if (task.plan.data != nullptr) {
+    if (task.plan.data != nullptr || task.plan_copy.data != nullptr) {
       float plan[R][C];
 #pragma unroll
       for (int r = 0; r < R; ++r) {
@@ -376,7 +378,9 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
       }
       Stage<Shape>::Write(place, task.transposed, plan, buffer);
       __syncwarp();  // P is there.
-      Stage<Shape>::Store(lane, task.plan, task.n, task.m, first, count, buffer);
+      if (task.plan.data != nullptr) Stage<Shape>::Store(lane, task.plan, task.n, task.m, first, count, buffer);
+      if (task.plan_copy.data != nullptr)
+        Stage<Shape>::Store(lane, task.plan_copy, task.n, task.m, first, count, buffer);
       __syncwarp();  // The buffer is free.
     }
     if constexpr (kBackward) {
