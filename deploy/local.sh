@@ -3,7 +3,7 @@
 # answer is checked, and a view of it all, until Ctrl-C.
 #
 #   deploy/local.sh                     the first time it installs and builds, which takes minutes
-#   deploy/local.sh --chaos             kills a replica or asks it to go, in turns, every eight seconds
+#   deploy/local.sh --chaos             kills a replica or asks it to go, in turns, every five seconds
 #   deploy/local.sh --seconds=30 --clients=16 --replicas=5
 #
 # Replicas that end are started again. Everything it makes is in build/local/ (--folder). $SINKHORN_SERVER, $SINKHORN_LOADGEN and $ENVOY

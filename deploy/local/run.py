@@ -20,7 +20,7 @@ MIX = "normalization:32x4x4:20=0.8,dense:40x30:50:value=0.1,point_cloud:100x100x
 STATES = ("warming", "ready", "draining", "stopping")
 SOLVE = 'grpc_method=~".*/Solve"'
 RESTART_AFTER_SECONDS = 2
-CHAOS_EVERY_SECONDS = 8
+CHAOS_EVERY_SECONDS = 5
 
 
 class Prometheus:
