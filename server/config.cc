@@ -27,7 +27,7 @@ ABSL_FLAG(std::string, backend, "auto", "What solves: 'cpu', 'cuda', or 'auto' f
 ABSL_FLAG(std::string, devices, "all",
           "CUDA backend: 'all', or indices such as 0,2. Each has a queue of its own, and a request goes to the least "
           "loaded.");
-ABSL_FLAG(int, lanes, 3, "CUDA backend: batches in flight on each device, so that copies overlap solves.");
+ABSL_FLAG(int, lanes, 2, "CUDA backend: batches in flight on each device, so that copies overlap solves.");
 ABSL_FLAG(int64_t, device_memory_bytes, 0,
           "CUDA backend: the most that the server takes of each device's memory. 0: all but 1 GiB.");
 ABSL_FLAG(int, threads, 0, "Threads of the CPU backend. 0: one per available core.");
@@ -63,9 +63,12 @@ ABSL_FLAG(int64_t, max_receive_message_bytes, 256 << 20, "Bytes of a request.");
 ABSL_FLAG(int64_t, max_reply_bytes, int64_t{1} << 30, "Bytes of a reply.");
 
 // ---- RPC ----
-ABSL_FLAG(int, rpc_threads, 0,
-          "Threads that receive, decode, encode and send requests. 0: half of the cores, at most 8.");
-ABSL_FLAG(int, io_threads, 2, "Threads that decode, check and encode requests too large for gRPC's own threads.");
+ABSL_FLAG(
+    int, rpc_threads, 0,
+    "Threads that receive, decode, encode and send requests. 0: half of the cores, at most 8. On 8 cores and more "
+    "each polls its own connections, unless the environment variable GRPC_POLL_STRATEGY says epoll1, which suits "
+    "thousands of connections.");
+ABSL_FLAG(int, io_threads, 2, "Threads that decode, check and encode requests too large for these.");
 ABSL_FLAG(int, keepalive_time_ms, 60000, "Milliseconds after which a silent connection is pinged.");
 ABSL_FLAG(absl::Duration, max_connection_age, absl::Minutes(5),
           "Age at which a connection is asked to go, so that clients spread over new replicas. 'inf': never.");

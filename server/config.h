@@ -24,7 +24,7 @@ struct TlsFiles {
 // Of the CUDA backend, in words that every build knows.
 struct CudaFlags {
   std::vector<int> devices;  // CUDA's indices; empty: all.
-  int lanes = 3;
+  int lanes = 2;
   int64_t memory_bytes = 0;  // 0: all but a reserve.
 };
 

@@ -72,8 +72,9 @@ class Scheduler::Impl {
   struct Lane {
     int index = 0;
     std::vector<ScheduledTaskPtr> residents;
-    int64_t problems = 0;        // Members of the residents and of those being admitted.
-    std::vector<Solve*> solves;  // Of one Advance; a member to keep its memory.
+    int64_t problems = 0;          // Members of the residents and of those being admitted.
+    std::vector<Solve*> solves;    // Of one Advance; a member to keep its memory.
+    std::condition_variable bell;  // While idle it waits for `rings_` to change.
     std::thread thread;
   };
   using Tasks = std::vector<ScheduledTaskPtr>;
@@ -87,10 +88,17 @@ class Scheduler::Impl {
   void Advance(Lane* lane);
   void HandOver(Lane* lane, Tasks* ended) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // -- Idle lanes. Ring tells them that something is new; true: call bell_.notify_one() after unlocking.
-  bool Ring() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // -- Idle lanes. Ring says that something is new, and returns the lane that should look: Wake it after unlocking.
+  // Always the one that fell asleep last: its core wakes soonest, and what comes meanwhile joins its batch.
+  Lane* Ring() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Wake(Lane* lane) {
+    if (lane != nullptr) lane->bell.notify_one();
+  }
+  void WakeAll() {
+    for (Lane& lane : lanes_) lane.bell.notify_one();
+  }
   void RunLane(int lane_index);
-  void WaitForRing(const Round& round) ABSL_LOCKS_EXCLUDED(mutex_);
+  void WaitForRing(Lane* lane, const Round& round) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Room RoomIn(int64_t lane_problems) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time HeldUntil() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -105,10 +113,9 @@ class Scheduler::Impl {
 
   // std::mutex rather than absl::Mutex: the packaged abseil is not built for TSan, which would see false races.
   mutable std::mutex mutex_;
-  std::condition_variable bell_;   // Idle lanes wait for `rings_` to change.
   std::condition_variable empty_;  // AwaitEmpty waits for the last task.
   uint64_t rings_ ABSL_GUARDED_BY(mutex_) = 0;
-  int sleepers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Lane*> sleepers_ ABSL_GUARDED_BY(mutex_);  // The last to fall asleep at the end.
 
   WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<TaskId> cancelled_ ABSL_GUARDED_BY(mutex_);  // Waiting tasks to drop in the next round of any lane.

@@ -77,7 +77,7 @@ bool Scheduler::Impl::DropEnded(Lane* lane) {
 // Step 2: moves tasks from the queue to `entering` (room is reserved for them) and to `ended`.
 Scheduler::Impl::Round Scheduler::Impl::TakeFromQueue(Lane* lane, Tasks* entering, Tasks* ended) {
   Round round;
-  bool notify = false;
+  Lane* sleeper = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const absl::Time now = clock_->Now();
@@ -95,11 +95,11 @@ Scheduler::Impl::Round Scheduler::Impl::TakeFromQueue(Lane* lane, Tasks* enterin
     } else {
       TakeEntering(lane, now, entering, &round);
       // What this lane has no room for may suit one that sleeps.
-      notify = sleepers_ > 0 && HeldUntil() <= now && queue_.Next(RoomIn(0)) != nullptr && Ring();
+      if (!sleepers_.empty() && HeldUntil() <= now && queue_.Next(RoomIn(0)) != nullptr) sleeper = Ring();
     }
     round.rings = rings_;
   }
-  if (notify) bell_.notify_one();
+  Wake(sleeper);
   return round;
 }
 
@@ -208,7 +208,7 @@ void Scheduler::Impl::Advance(Lane* lane) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (device_error_.empty()) device_error_ = absl::StrCat("device lost: ", status.message());
     Ring();
-    bell_.notify_all();
+    WakeAll();
   }
   HandOver(lane, &ended);
   if (on_round_) on_round_(info);

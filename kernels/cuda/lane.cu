@@ -54,9 +54,7 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Context* context) {
   if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&lane->stream_, cudaStreamNonBlocking);
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&lane->copy_begin_, cudaEventDefault);
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&lane->copy_end_, cudaEventDefault);
-  if (error == cudaSuccess) {
-    error = cudaEventCreateWithFlags(&lane->slice_end_, cudaEventDisableTiming | cudaEventBlockingSync);
-  }
+  if (error == cudaSuccess) error = lane->slice_end_.Init(&context->pinned_pool);
   if (absl::Status status = context->Check(error, "making a lane"); !status.ok()) return status;
   if (absl::Status status = lane->staging_.Init(lane->stream_); !status.ok()) return status;
   lane->host_visible_.Reset();
@@ -66,7 +64,7 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Context* context) {
 
 Lane::~Lane() {
   (void)cudaSetDevice(context_->info.index);
-  for (cudaEvent_t event : {copy_begin_, copy_end_, slice_end_}) {
+  for (cudaEvent_t event : {copy_begin_, copy_end_}) {
     if (event != nullptr) (void)cudaEventDestroy(event);
   }
   if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
@@ -178,6 +176,9 @@ bool Lane::PlaceOnDevice(absl::Span<CudaSolve* const> solves) {
   if (input == nullptr) return false;
   char* output = input + inputs;
   char* workspace = output + outputs;
+  // Whatever a kernel leaves out (padding, by right), no reply carries what another request left here. A failure shows at
+  // the copies that follow.
+  (void)cudaMemsetAsync(output, 0, outputs, stream_);
   for (CudaSolve* solve : solves) {
     solve->parcel_ = parcel;
     solve->mapped_ = false;
@@ -287,9 +288,7 @@ absl::Status Lane::Launch(double slice_seconds) {
 }
 
 absl::Status Lane::Await() {
-  cudaError_t error = cudaEventRecord(slice_end_, stream_);
-  if (error == cudaSuccess) error = AwaitEvent(slice_end_, context_->options.spin_us);
-  return context_->Check(error, "awaiting a slice");
+  return context_->Check(slice_end_.Await(stream_, context_->options.spin_us), "awaiting a slice");
 }
 
 // ---- From the device ------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ class Lane final : public LaunchContext {
 
   Context* const context_;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t copy_begin_ = nullptr, copy_end_ = nullptr, slice_end_ = nullptr;
+  cudaEvent_t copy_begin_ = nullptr, copy_end_ = nullptr;
+  Signal slice_end_;
   Arena host_visible_, scratch_;
   Staging staging_;
 

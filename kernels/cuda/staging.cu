@@ -1,6 +1,7 @@
 // A chunk holds a stretch of device memory, padding between tensors included, so that a stretch is one copy on the bus
 // however many small tensors are in it.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,6 +17,12 @@ constexpr size_t kChunkBytes = 4 << 20;
 constexpr size_t kChunkCount = 4;
 constexpr size_t kGapBytes = 4096;  // Copied along rather than copied around.
 
+void Pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
 }  // namespace
 
 cudaError_t AwaitEvent(cudaEvent_t event, int64_t spin_us) {
@@ -23,11 +30,58 @@ cudaError_t AwaitEvent(cudaEvent_t event, int64_t spin_us) {
   do {
     const cudaError_t error = cudaEventQuery(event);
     if (error != cudaErrorNotReady) return error;
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
+    Pause();
   } while (std::chrono::steady_clock::now() < end);
   return cudaEventSynchronize(event);  // Made with cudaEventBlockingSync, so it sleeps.
+}
+
+// ---- Signal ---------------------------------------------------------------------------------------------------------
+
+// cuStreamWriteValue32, which the runtime has no name for.
+struct Signal::Write {
+  using Function = int (*)(CUstream_st*, unsigned long long, unsigned, unsigned);
+  Function function = nullptr;
+  Write() {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &found, 12000, cudaEnableDefault, &result);
+    if (error == cudaSuccess && result == cudaDriverEntryPointSuccess) function = reinterpret_cast<Function>(found);
+    (void)cudaGetLastError();
+  }
+};
+
+cudaError_t Signal::Init(BlockPool* pinned_pool) {
+  block_ = PoolBlock(pinned_pool, sizeof(uint32_t));
+  if (block_.data() == nullptr) return cudaErrorMemoryAllocation;
+  word_ = reinterpret_cast<volatile uint32_t*>(block_.data());
+  *word_ = 0;
+  return cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync);
+}
+
+Signal::~Signal() {
+  if (event_ != nullptr) (void)cudaEventDestroy(event_);
+}
+
+cudaError_t Signal::Await(cudaStream_t stream, int64_t spin_us) {
+  static const Write kWrite;
+  if (cudaError_t error = cudaEventRecord(event_, stream); error != cudaSuccess) return error;
+  const uint32_t awaited = ++last_;
+  const auto address = reinterpret_cast<unsigned long long>(block_.data());
+  if (kWrite.function == nullptr || kWrite.function(stream, address, awaited, 0) != 0) {
+    return AwaitEvent(event_, spin_us);
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us);
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (*word_ == awaited) {
+        std::atomic_thread_fence(std::memory_order_acquire);  // The stream wrote it after all else.
+        return cudaSuccess;
+      }
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return cudaEventSynchronize(event_);  // Sleeps, and returns what went wrong if the word is never written.
 }
 
 // ---- Arena ----------------------------------------------------------------------------------------------------------
@@ -112,6 +166,7 @@ absl::Status Staging::In(absl::Span<const Transfer> transfers) {
 }
 
 absl::Status Staging::Out(absl::Span<const Transfer> transfers) {
+  if (transfers.empty()) return absl::OkStatus();
   for (size_t next = 0, skip = 0; next < transfers.size();) {
     Chunk& chunk = chunks_[turn_++ % kChunkCount];
     if (absl::Status status = AwaitChunk(&chunk); !status.ok()) return status;

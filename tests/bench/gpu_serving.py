@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What the server does on a GPU machine: requests of 32 matrices 4 x 4, batched against one by one, by clients.
 
-  tests/bench/gpu_serving.py --out DIR        # after: bazel build //server:sinkhorn_server //client/loadgen:sinkhorn_loadgen
+  bazel build //server:sinkhorn_server //client/loadgen:sinkhorn_loadgen
+  tests/bench/gpu_serving.py --out DIR
 
-Server and load generator share the machine and speak over loopback. Needs nothing but Python 3. Writes DIR/gpu_serving.md
-and .json. --bin: a folder with both programs, where there is no bazel-bin; --cost-of: other mixes, a row each.
+Server and load generator share the machine and speak over loopback. Needs nothing but Python 3. Writes
+DIR/gpu_serving.md and .json. --bin: a folder with both programs, where there is no bazel-bin.
 """
 
 import argparse
@@ -152,11 +153,12 @@ def main():
     parser.add_argument("--clients", default="1,16,256")
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--threads", type=int, default=6, help="of the load generator")
-    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=1, help="measurements of each row; the median counts")
     parser.add_argument("--verify", action="store_true", help="check every answer; costs the generator CPU")
     parser.add_argument("--flags", default="", help="further flags of the server, separated by spaces")
     parser.add_argument("--mixes", default="", help="further rows: mixes separated by spaces, with the most clients")
+    parser.add_argument("--batched-only", action="store_true")
     parser.add_argument("--name", default="gpu_serving")
     options = parser.parse_args()
     server_path = options.bin / "sinkhorn_server" if options.bin else ROOT / "bazel-bin/server/sinkhorn_server"
@@ -164,8 +166,9 @@ def main():
 
     rows, clients = [], [int(word) for word in options.clients.split(",")]
     where = ""
-    modes = (("batched", []), ("one by one", ["--max_batch_problems=1"]))
-    for label, flags in modes:
+    one = "--max_batch_problems=1"
+    modes = (("batched", []), ("one by one", [one]), ("one by one, one lane", [one, "--lanes=1"]))
+    for label, flags in modes[: 1 if options.batched_only else 3]:
         server = Server(server_path, f"--backend={options.backend}", *flags, *options.flags.split())
         try:
             where = machine(server.log)
@@ -181,11 +184,14 @@ def main():
         finally:
             server.stop()
     rate = {(row["mode"], row["clients"]): row["requests_per_second"] for row in rows if row["mix"] == MIX}
-    gains = [f"{count}: {rate['batched', count] / rate['one by one', count]:.2f} times" for count in clients]
+    counts = [] if options.batched_only else clients
+    gain = "{}: {:.2f} and {:.2f} times"
+    gains = [gain.format(c, *(rate["batched", c] / rate[mode, c] for mode, _ in modes[1:])) for c in counts]
     text = (
         f"{where}. {time.strftime('%Y-%m-%d', time.gmtime())}, commit {commit}.\n"
         f"Command: `{' '.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])}`\n\n{table(rows)}\n\n"
-        f"Batched against one by one, requests per second by clients: {'; '.join(gains)}.\n"
+        "Requests per second, batched against one by one on as many lanes and on one, by clients: "
+        f"{'; '.join(gains)}.\n"
         f"The load generator took {', '.join(format(row['generator_cpu_us'], '.1f') for row in rows)} us of CPU per "
         "request, row by row.\n"
     )

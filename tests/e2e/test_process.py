@@ -190,7 +190,8 @@ def test_a_second_signal_exits_at_once(start):
         ("--tls_cert=x", "--tls_cert and --tls_key must be set together"),
         ("--inject_fault=rain@3", "--inject_fault must be device_lost@N"),
         ("positional", "takes flags only; got 'positional'"),
-        ("--backend=cuda", "no CUDA backend"),
+        ("--devices=0,0", "--devices must be 'all' or different indices >= 0; got '0,0'"),
+        ("--devices=first", "--devices must be 'all' or"),
     ],
 )
 def test_bad_flags_say_what_is_wrong(run_binary, flag, says):
