@@ -143,9 +143,17 @@ class TransportResident final : public Resident {
   // Iterations that may be enqueued before the host looks again.
   int64_t Allowance() const {
     if (job_.solver.tolerance == 0) return passes_left();
-    return std::min(passes_left(), std::max<int64_t>(kFirstIterations, launched_ / 2));
+    const int64_t first = OnChip() ? kOnChipChunk : kFirstIterations;
+    return std::min(passes_left(), std::max<int64_t>(first, launched_ / 2));
   }
-  void CountPass() { ++launched_; }
+  void CountPasses(int64_t count) { launched_ = std::min(passes_, launched_ + count); }
+  // Engines in float32 are solved by the on-chip kernel.
+  bool OnChip() const { return OnChipTiles(job_) > 0; }
+  // Before the data are known: that all engines need float32 only, and that this slice finishes them.
+  void Hope() {
+    modes_ = 1 << kFloat;
+    hopeful_ = true;
+  }
   // All passes are enqueued, or all engines have stopped.
   void EndIterations() { stage_ = Stage::kFinish; }
   void ExpectReport(const JobReport* report, bool prepared, bool finished) {
@@ -164,7 +172,9 @@ class TransportResident final : public Resident {
     c.marginal_error_b = r.error[1];
     c.stop_reason = static_cast<StopReason>(r.reason);
     modes_ = r.modes;
-    if (finished_) {
+    const bool disappointed = hopeful_ && (r.running > 0 || modes_ != 1 << kFloat);
+    hopeful_ = false;
+    if (finished_ && !disappointed) {
       stage_ = Stage::kDone;
       if (r.diverged >= 0) status_.Update(Diverged(r));
     } else if (prepared_) {
@@ -188,7 +198,7 @@ class TransportResident final : public Resident {
   int64_t passes_ = 0;    // Iterations at most, the symmetric start included.
   int64_t launched_ = 0;  // Of them, enqueued.
   const JobReport* pending_ = nullptr;
-  bool prepared_ = false, finished_ = false;
+  bool prepared_ = false, finished_ = false, hopeful_ = false;
   absl::Status status_;
   SolveReport report_;
 };
@@ -201,6 +211,7 @@ constexpr double kLaunchSeconds = 3e-6;
 
 // Of one iteration of all members, launches left out.
 double IterationSeconds(const Job& job) {
+  if (OnChipTiles(job) > 0) return (1 + job.count / 264.0) * 0.5e-6;
   const double slow = job.precision == Precision::kDouble ? 4 : 1;
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
@@ -220,8 +231,20 @@ class Slice {
   absl::Status Run(double slice_seconds) {
     const Set preparing = Select([](const TransportResident& r) { return r.stage() == Stage::kPrepare; });
     Prepare(preparing);
+    // Small problems may be through at once.
+    const Set hopeful = Among(preparing, [&](const TransportResident& r) {
+      return r.OnChip() && r.job().solver.max_iterations * IterationSeconds(r.job()) < slice_seconds;
+    });
+    int most = 0;
+    for (int k : hopeful) {
+      residents_[k]->Hope();
+      most = std::max(most, residents_[k]->job().solver.max_iterations);
+    }
+    RunOnChip(hopeful, most);
     Iterate(slice_seconds);
-    const Set finishing = Select([](const TransportResident& r) { return r.stage() == Stage::kFinish; });
+    Set finishing = Select([](const TransportResident& r) { return r.stage() == Stage::kFinish; });
+    finishing.insert(finishing.end(), hopeful.begin(), hopeful.end());
+    std::sort(finishing.begin(), finishing.end());
     Finish(finishing);
     Report(preparing, finishing);
     return Enqueue();
@@ -325,7 +348,8 @@ class Slice {
       for (Mode mode : {kFloat, kMixed, kDouble}) {
         for (int planes : {1, 2}) {
           const Set chosen = Among(set, [&](const TransportResident& r) {
-            return r.job().dense == dense && r.Has(mode) && PlanesOf(r.job()) == planes;
+            const bool on_chip = mode == kFloat && r.OnChip();
+            return r.job().dense == dense && r.Has(mode) && !on_chip && PlanesOf(r.job()) == planes;
           });
           if (chosen.empty()) continue;
           PassTables pass{dense, mode, planes, 0, {}};
@@ -355,6 +379,20 @@ class Slice {
     }
   }
 
+  void RunOnChip(const Set& set, int64_t iterations) {
+    const int chunks = static_cast<int>(CeilDiv(iterations, kOnChipChunk));
+    for (bool dense : {false, true}) {
+      for (int tiles = 1; tiles <= kOnChipTiles; ++tiles) {
+        const Set chosen = Among(set, [&](const TransportResident& r) {
+          return r.job().dense == dense && OnChipTiles(r.job()) == tiles && r.Has(kFloat);
+        });
+        const Table table = TableOf(chosen, [](const Job& job) { return job.count; });
+        Later(table,
+              [=](const LaunchTable& t, int64_t blocks) { LaunchOnChip(t, blocks, dense, tiles, chunks, stream()); });
+      }
+    }
+  }
+
   void Iterate(double slice_seconds) {
     Set set = Select([](const TransportResident& r) { return r.stage() == Stage::kIterate; });
     if (set.empty()) return;
@@ -363,13 +401,29 @@ class Slice {
     const int64_t iterations =
         std::max<int64_t>(1, static_cast<int64_t>(std::min(1e6, slice_seconds / (seconds + 2 * kLaunchSeconds))));
     std::vector<int64_t> allowance(residents_.size(), 0);
-    for (int k : set) allowance[k] = residents_[k]->Allowance();
+    int64_t most = 0;
+    for (int k : set) {
+      allowance[k] = residents_[k]->Allowance();
+      if (residents_[k]->OnChip()) most = std::max(most, std::min(iterations, allowance[k]));
+    }
+    RunOnChip(set, most);
+    Set passing;  // Not on the chip alone.
+    for (int k : set) {
+      TransportResident* r = residents_[k];
+      if (!r->OnChip() || r->Has(kMixed)) {
+        passing.push_back(k);
+        continue;
+      }
+      r->CountPasses(CeilDiv(most, kOnChipChunk) * kOnChipChunk);
+      if (r->passes_left() == 0) r->EndIterations();
+    }
+    set = passing;
     std::vector<PassTables> tables = TablesOf(set);
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       RunPass(tables, Pass::kIterate);
       Set left;
       for (int k : set) {
-        residents_[k]->CountPass();
+        residents_[k]->CountPasses(1);
         if (residents_[k]->passes_left() == 0) residents_[k]->EndIterations();
         if (done + 1 < allowance[k]) left.push_back(k);
       }

@@ -2,8 +2,8 @@
 //
 // A coordinate is the sum of two halves (22 bits), and high high + high low + low high is its product with float32's
 // accuracy; FAST has one half. A block has kCloudTile rows and streams over tiles of kCloudTile columns, double
-// buffered; its eight warps have 32 rows by 64 columns each. Maxima and sums stay in registers until the end: a thread's
-// 16 columns of a row share one maximum a tile, so that they cost little beside the exponentials.
+// buffered; its eight warps have 32 rows by 64 columns each. Sums are kept under running maxima, which cost little beside
+// the exponentials: a thread's 16 columns of a row share one a tile.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/transport_launch.h"
@@ -30,13 +30,18 @@ struct HalfPoints {
 // repeat it.
 template <int kPlanes>
 __device__ void CopyTile(const HalfPoints& points, int point0, int first, char* tile) {
-  const int chunks = min(kDepth, points.padded - first) / 8;
-  for (int e = threadIdx.x; e < kPlanes * kCloudTile * 8; e += kThreads) {
-    const int chunk = e % 8, row = e / 8 % kCloudTile, plane = e / 8 / kCloudTile;
-    if (chunk >= chunks) continue;
-    const int64_t point = int64_t{plane} * points.count + min(point0 + row, points.count - 1);
-    CopyAsync16(tile + plane * kPlaneBytes + ChunkAt(row, chunk),
-                points.data + point * points.padded + first + chunk * 8);
+  constexpr int kRowsAtOnce = kThreads / 8;
+  const int chunk = threadIdx.x % 8, row0 = threadIdx.x / 8;
+  if (first + chunk * 8 >= points.padded) return;
+  const __half* from = points.data + first + chunk * 8;
+  char* to = tile + ChunkAt(row0, chunk);  // Rows kRowsAtOnce apart exchange chunks alike.
+#pragma unroll 1
+  for (int row = row0; row < row0 + kCloudTile; row += kRowsAtOnce, to += kRowsAtOnce * kRowBytes) {
+    int64_t point = min(point0 + row, points.count - 1);
+#pragma unroll 1
+    for (int plane = 0; plane < kPlanes; ++plane, point += points.count) {
+      CopyAsync16(to + plane * kPlaneBytes, from + point * points.padded);
+    }
   }
 }
 
@@ -79,15 +84,29 @@ __device__ void MultiplyTiles(const char* rows, const char* columns, int steps, 
   }
 }
 
-// Takes the exponents of one tile into the running maxima and sums of this thread's rows: 16 half + 8 k + lane / 4.
-__device__ void AddTile(const float (&acc)[2][8][4], float factor, const float* terms, float (&max)[4],
-                        float (&sum)[4]) {
+// Running maxima and sums: eight parts of each row, of two warps of four lanes. In shared memory between tiles, since
+// registers are short; each thread has its own.
+struct RunningSums {
+  float max[8][kCloudTile + 8];  // The pad keeps a warp's parts in different banks.
+  float sum[8][kCloudTile + 8];
+  static __device__ int Part() { return threadIdx.x / 32 % 2 * 4 + threadIdx.x % 4; }
+  // This thread's row 0..3.
+  static __device__ int Row(int row) {
+    return threadIdx.x / 64 * 32 + row / 2 * 16 + row % 2 * 8 + threadIdx.x % 32 / 4;
+  }
+};
+
+// Takes the exponents of one tile into this thread's running maxima and sums.
+__device__ void AddTile(const float (&acc)[2][8][4], float factor, const float* terms, RunningSums* running) {
   const float2* mine = reinterpret_cast<const float2*>(terms + threadIdx.x / 32 % 2 * 64) + threadIdx.x % 4;
 #pragma unroll
   for (int row = 0; row < 4; ++row) {
     const int half = row / 2, k = row % 2;
+    float& max = running->max[RunningSums::Part()][RunningSums::Row(row)];
+    float& sum = running->sum[RunningSums::Part()][RunningSums::Row(row)];
+    const float before = max;
     float e[16];
-    float largest = max[row];
+    float largest = before;
 #pragma unroll
     for (int tile = 0; tile < 8; ++tile) {
       const float2 term = mine[4 * tile];
@@ -95,14 +114,14 @@ __device__ void AddTile(const float (&acc)[2][8][4], float factor, const float* 
       e[2 * tile + 1] = fmaf(acc[half][tile][2 * k + 1], factor, term.y);
       largest = fmaxf(largest, fmaxf(e[2 * tile], e[2 * tile + 1]));
     }
-    float s0 = sum[row] * FastExp2(max[row] - largest), s1 = 0;
+    float s0 = sum * FastExp2(before - largest), s1 = 0;
 #pragma unroll
     for (int j = 0; j < 16; j += 2) {
       s0 += FastExp2(e[j] - largest);
       s1 += FastExp2(e[j + 1] - largest);
     }
-    sum[row] = s0 + s1;
-    max[row] = largest;
+    sum = s0 + s1;
+    max = largest;
   }
 }
 
@@ -172,7 +191,7 @@ struct Stages {
 template <int kPlanes>
 __global__ void __launch_bounds__(kThreads, 2) CloudStepKernel(LaunchTable table, int side, Pass pass) {
   __shared__ float terms[2][kCloudTile];
-  __shared__ float maxima[8][kCloudTile], sums[8][kCloudTile];
+  __shared__ RunningSums running;
   __shared__ BlockContext c;
   // 1. Whose rows.
   const BlockWork work = FindWork(table, blockIdx.x);
@@ -182,11 +201,9 @@ __global__ void __launch_bounds__(kThreads, 2) CloudStepKernel(LaunchTable table
   // 2. Steps: tiles of columns, and within them depths.
   Stages<kPlanes>::Begin(c, 0, c.first_tile, 0);
   if (threadIdx.x < kCloudTile) terms[0][threadIdx.x] = c.Term(c.first_tile * kCloudTile + threadIdx.x);
-  float max[4], sum[4];
-#pragma unroll
   for (int row = 0; row < 4; ++row) {
-    max[row] = static_cast<float>(kVoid);
-    sum[row] = 0;
+    running.max[RunningSums::Part()][RunningSums::Row(row)] = static_cast<float>(kVoid);
+    running.sum[RunningSums::Part()][RunningSums::Row(row)] = 0;
   }
   for (int tile = c.first_tile, step = 0, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
     float acc[2][8][4] = {};
@@ -201,26 +218,19 @@ __global__ void __launch_bounds__(kThreads, 2) CloudStepKernel(LaunchTable table
                              min(kDepth, c.x.padded - depth * kDepth) / 16, acc);
       __syncthreads();  // They are free to overwrite.
     }
-    AddTile(acc, c.factor, terms[parity], max, sum);
+    AddTile(acc, c.factor, terms[parity], &running);
     if (threadIdx.x < kCloudTile) terms[parity ^ 1][threadIdx.x] = next_term;
   }
 
-  // 3. The eight parts of each row: two warps of four lanes.
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int row = 0; row < 4; ++row) {
-    const int at = warp / 2 * 32 + row / 2 * 16 + row % 2 * 8 + lane / 4, part = warp % 2 * 4 + lane % 4;
-    maxima[part][at] = max[row];
-    sums[part][at] = sum[row];
-  }
+  // 3. The parts of each row.
   __syncthreads();
   double lse = 0;
   if (threadIdx.x < kCloudTile) {
     float largest = static_cast<float>(kVoid);
-    for (int part = 0; part < 8; ++part) largest = fmaxf(largest, maxima[part][threadIdx.x]);
+    for (int part = 0; part < 8; ++part) largest = fmaxf(largest, running.max[part][threadIdx.x]);
     float total = 0;
     for (int part = 0; part < 8; ++part) {
-      total += sums[part][threadIdx.x] * FastExp2(maxima[part][threadIdx.x] - largest);
+      total += running.sum[part][threadIdx.x] * FastExp2(running.max[part][threadIdx.x] - largest);
     }
     lse = largest + log2(static_cast<double>(total)) + c.reference * c.scale;
   }

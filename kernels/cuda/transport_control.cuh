@@ -11,6 +11,8 @@ namespace cuda {
 // STRICT stops when the residual has not fallen for this many iterations near its rounding level.
 constexpr int kStalledIterations = 200;
 constexpr double kRoundingError = 1e-5;
+// Float32 sums made anew may differ by this part of a residual: what stops must still hold when it is measured.
+constexpr double kMeasuringRoom = 0.97;
 
 // ---- Over-relaxation (kernels/cpu/relaxation.h) -------------------------------------------------------------------
 
@@ -32,19 +34,29 @@ __device__ inline void AdaptWeight(RelaxationState* r, double rate, double error
   const double wanted = fmin(fmin(2 / (1 + sqrt(1 - s2)), r->ceiling), 2 - kStep * (2 - r->weight));
   if (wanted > 2 - (1 - kMargin) * (2 - r->weight)) ChangeWeight(r, wanted);
 }
+// A large weight keeps the rounding of every iteration alive: one plain iteration between blocks removes it.
+__device__ inline bool Smooths(const RelaxationState& r) { return r.weight > 1.85; }
 __device__ inline void ObserveResidual(RelaxationState* r, double error) {
   if (!(error > 0)) return;
+  if (r->skipped > 0) {
+    --r->skipped;
+    return;
+  }
   const int block = 5 + min(static_cast<int>(1 / (2 - r->weight)), 60);
   r->log_sum += log(error);
   if (++r->count < block) return;
   const double mean = r->log_sum / r->count;
-  const double rate = exp((mean - r->previous_mean) / r->count);
+  const double rate = exp((mean - r->previous_mean) / (r->count + (Smooths(*r) ? 1 : 0)));
   const bool comparable = r->settled > 1;  // The first block after a change shows the change.
   r->previous_mean = mean;
   r->log_sum = 0;
   r->count = 0;
   ++r->settled;
   if (comparable) AdaptWeight(r, rate, error);
+  if (Smooths(*r)) {
+    r->plain = 1;
+    r->skipped = 2;
+  }
 }
 
 // ---- Iterations ---------------------------------------------------------------------------------------------------
@@ -75,7 +87,7 @@ __device__ inline void JudgeResidual(const Job& job, int engine, EngineState* s)
   const double worst = fmax(s->error[0], s->error[1]), tolerance = job.solver.tolerance;
   if (job.relaxing && engine == 0) ObserveResidual(&s->relaxation, worst / s->total_mass[0]);
   if (!(tolerance > 0)) return;
-  if (worst <= tolerance) {
+  if (worst <= tolerance * (s->mode == kFloat ? kMeasuringRoom : 1)) {
     if (symmetric || s->previous_relax == 1) return Stop(job, s, StopReason::kTolerance);
     s->relaxation.plain = 1;  // One plain iteration: the columns are exact after it.
   }

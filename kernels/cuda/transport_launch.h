@@ -28,6 +28,11 @@ void LaunchHalfStep(const LaunchTable& table, int64_t blocks, bool dense, Mode m
 void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int64_t dim, int side, Pass pass,
                      cudaStream_t stream);
 
+// ---- transport_on_chip.cu: whole solves, measured ------------------------------------------------------------------
+// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has `tiles` OnChipTiles. One block a
+// member.
+void LaunchOnChip(const LaunchTable& table, int64_t blocks, bool dense, int tiles, int chunks, cudaStream_t stream);
+
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
 int64_t ApplyBlocks(const Job& job, int side);
 void LaunchApply(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, cudaStream_t stream);

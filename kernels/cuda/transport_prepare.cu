@@ -225,7 +225,9 @@ __device__ Ranges RangesOf(const Member& member) {
 __device__ int ModeFor(const Job& job, double cost_max) {
   if (job.precision == Precision::kDouble) return kDouble;
   // A float32 exponent must not spoil the potentials, nor a certificate that is asked for.
-  const double exponent = cost_max / job.solver.epsilon, tolerance = job.solver.tolerance;
+  // FAST answers are off by more than that anyway.
+  const double slack = job.precision == Precision::kFast ? 16 : 1;
+  const double exponent = cost_max / job.solver.epsilon / slack, tolerance = job.solver.tolerance;
   return exponent > kFloatExponentMax || (tolerance > 0 && kFloatExponentError * exponent > tolerance) ? kMixed
                                                                                                        : kFloat;
 }

@@ -65,13 +65,14 @@ __device__ inline double CombineParts(const double* parts, int splits, int64_t s
 // ---- What becomes of a row's sum ----------------------------------------------------------------------------------
 
 __device__ inline void IterateRow(const Member& member, const RowBlock& b, int side, int i, double lse, double scale,
-                                  BlockStats* stats) {
+                                  bool judged, BlockStats* stats) {
   const Job& job = member.job;
   const EngineState& state = *member.state(b.engine);
   const double old = member.phi(b.engine, state.parity, side)[i];
   const double shift = member.Shift(b.engine, side, i), rho = RhoOf(job, b.engine, side);
-  const double mass = member.mass(MeasureOf(b.engine, side))[i];
   member.phi(b.engine, state.parity ^ 1, side)[i] = HalfStep(old, lse, scale, shift, state.epsilon, rho, state.relax);
+  if (!judged) return;
+  const double mass = member.mass(MeasureOf(b.engine, side))[i];
   if (mass > 0) stats->error = mass * fabs(exp2(fma(old, scale, lse)) - TargetRatio(old + shift, rho));
 }
 
@@ -161,16 +162,23 @@ __device__ inline void FinishRows(const Member& member, const RowBlock& b, int s
     if (!LastToArrive(arrivals + b.block, b.splits)) return;
     if (mine) lse = CombineParts(parts + i, b.splits, rows);
   }
+  // With a fixed number of iterations residuals decide nothing.
+  const bool judged = pass != Pass::kIterate || job.solver.tolerance > 0;
   BlockStats stats = {0, 0, 0, 0, 0, 1};
-  if (mine && pass == Pass::kIterate) IterateRow(member, b, side, i, lse, scale, &stats);
+  if (mine && pass == Pass::kIterate) IterateRow(member, b, side, i, lse, scale, judged, &stats);
   if (mine && pass == Pass::kMeasure) MeasureRow(member, b, side, i, lse, scale, &stats);
   if (mine && pass == Pass::kBound) BoundRow(member, side, step, i, lse, scale, &stats);
-  StoreStats(
-      stats, pass == Pass::kMeasure,
-      (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
+  if (!judged && side == 0) return;
+  if (judged) {
+    StoreStats(
+        stats, pass == Pass::kMeasure,
+        (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
+  }
   if (pass == Pass::kBound) return;
   const int blocks = RowBlocks(job, b.engine, side, geometry);
-  if (LastToArrive(arrivals + job.at.arrival_stride - 1, blocks)) EndPass(member, b, side, pass, blocks);
+  if (!LastToArrive(arrivals + job.at.arrival_stride - 1, blocks)) return;
+  if (judged) return EndPass(member, b, side, pass, blocks);
+  if (threadIdx.x == 0) EndColumns(job, b.engine, member.state(b.engine), 0);
 }
 
 }  // namespace cuda

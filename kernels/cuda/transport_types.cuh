@@ -100,7 +100,7 @@ struct ChunkStats {
 // Automatic over-relaxation: kernels/cpu/relaxation.h says what it does and why.
 struct RelaxationState {
   double weight, ceiling, log_sum, previous_mean;
-  int32_t count, settled, plain;
+  int32_t count, settled, plain, skipped;
 };
 
 struct EngineState {
@@ -158,13 +158,23 @@ __host__ __device__ inline int PaddedDim(const Job& job) { return (job.dim + 15)
 
 // How a pass is cut into blocks: by the kernel, and by the shape alone.
 enum class Geometry : int {
-  kPlain,  // kTile rows against kTile columns a step.
-  kCloud,  // kCloudTile rows and columns: clouds in float32.
+  kPlain,   // kTile rows against kTile columns a step.
+  kCloud,   // kCloudTile rows and columns: clouds in float32.
+  kOnChip,  // All in one block.
 };
+constexpr int kOnChipTiles = 2;    // Tiles of kTile rows, and of columns, that fit a block's registers.
+constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
+// Tiles of the larger side if the problem is solved on the chip, else 0: plain alternating updates at a fixed epsilon.
+__host__ __device__ inline int OnChipTiles(const Job& job) {
+  const int most = job.size[0] > job.size[1] ? job.size[0] : job.size[1];
+  const bool fits = most <= kOnChipTiles * kTile && job.engines == 1 && !job.symmetric && job.solver.epsilon_decay == 0;
+  return !fits || job.precision == Precision::kDouble ? 0 : most <= kTile ? 1 : 2;
+}
 constexpr int kCloudTile = 128;
-__host__ __device__ inline int RowsOf(Geometry geometry) { return geometry == Geometry::kCloud ? kCloudTile : kTile; }
+__host__ __device__ inline int RowsOf(Geometry geometry) { return geometry == Geometry::kPlain ? kTile : kCloudTile; }
 __host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
-  return !job.dense && mode == kFloat ? Geometry::kCloud : Geometry::kPlain;
+  if (mode != kFloat) return Geometry::kPlain;
+  return OnChipTiles(job) > 0 ? Geometry::kOnChip : job.dense ? Geometry::kPlain : Geometry::kCloud;
 }
 __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
   return static_cast<int>(CeilDiv(EngineSize(job, engine, side), RowsOf(geometry)));
@@ -173,8 +183,9 @@ __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, G
 __host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
   const int64_t tiles = CeilDiv(EngineSize(job, engine, 1 - side), RowsOf(geometry));
   const int64_t blocks = RowBlocks(job, engine, side, geometry);
-  const int64_t wanted = kSplitBlocks / blocks > 1 ? kSplitBlocks / blocks : 1;  // One wave.
-  return static_cast<int>(wanted < tiles ? wanted : tiles);
+  const int64_t wave = kSplitBlocks / blocks, most = tiles / (geometry == Geometry::kCloud ? 2 : 4);
+  const int64_t splits = wave < most ? wave : most;
+  return static_cast<int>(splits > 1 ? splits : 1);
 }
 __host__ __device__ inline int64_t EngineBlocks(const Job& job, int engine, int side, Geometry geometry) {
   return int64_t{1} * RowBlocks(job, engine, side, geometry) * Splits(job, engine, side, geometry);

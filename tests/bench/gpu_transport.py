@@ -1,0 +1,121 @@
+"""Tables of transport on a GPU from the lines that gpu_transport prints.
+
+    gpu_transport [ROW ...] > lines; python gpu_transport.py lines > results/gpu_transport.md
+
+A floor is the largest of three: exponentials (4.2e12/s), products (three half-precision ones for STRICT, one for FAST, at
+788 TFLOP/s) and bytes (4.29 TB/s) of the half steps and of the one that measures. Peers are the medians of NUMERICS
+section 5, measured on the same kind of machine.
+"""
+
+import json
+import sys
+
+EXPONENTIALS, PRODUCTS, BYTES = 4.2e12, 788e12, 4.29e12
+# n, d: FlashSinkhorn float32, TF32, ms, forward, 10 alternating iterations.
+FLASH = {
+    (1024, 64): (None, 1.06), (4096, 64): (4.24, None), (10000, 64): (22.1, 3.94), (50000, 64): (None, 47.2),
+    (10000, 3): (6.98, None), (10000, 128): (43.3, 5.39), (10000, 512): (164, 16.0), (4096, 784): (43.2, 6.40),
+}
+FLASH_GRADIENT = {
+    (1024, 64): (None, 2.00), (4096, 64): (5.15, None), (10000, 64): (25.1, 4.88), (50000, 64): (None, 57.0),
+    (10000, 3): (8.06, None), (10000, 128): (110, 7.18), (10000, 512): (351, 23.0), (4096, 784): (126, 10.0),
+}
+WANTED = {
+    (1024, 64): (0.08, 0.06), (4096, 64): (0.30, 0.20), (10000, 64): (1.4, 0.75), (50000, 64): (32, 15),
+    (10000, 3): (0.9, 0.8), (10000, 128): (2.8, 1.3), (10000, 512): (10, 4), (4096, 784): (2.6, 1.1),
+}
+# batch, n, d: PyTorch batched, torch.compile.
+TORCH = {(256, 64, 64): (7.2, 1.00), (256, 128, 64): (9.3, 3.63), (256, 256, 64): (29.8, 12.2),
+         (64, 512, 64): (30.2, 12.4), (1024, 64, 3): (9.9, 2.96)}
+
+
+def floor_ms(row):
+    """Of all passes over the pairs, measuring included."""
+    pairs = row["count"] * row["n"] * row["m"]
+    passes = 2 * row["iterations"] + 2
+    products = 0 if row["dense"] else 2 * row["dim"] * (1 if row["precision"] == "FAST" else 3)
+    if row["dense"] and row["n"] * row["m"] <= 128 * 128:  # Densities are made a few times, C is read once.
+        return 1e3 * max(5 * pairs / EXPONENTIALS, 4 * pairs / BYTES)
+    traffic = 4 * pairs * (row["iterations"] + 1) / BYTES if row["dense"] and row["n"] > 4096 else 0
+    return 1e3 * max(passes * pairs / EXPONENTIALS, passes * pairs * products / PRODUCTS, traffic)
+
+
+def show(value):
+    if value is None or value < 0:
+        return "-"
+    return f"{value:.3g}"
+
+
+def table(title, head, rows):
+    print(f"\n## {title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def dense(lines):
+    rows = []
+    for r in lines:
+        if r["name"].startswith("dense"):
+            floor = floor_ms(r)
+            rows.append([f"{r['count']} x {r['n']} x {r['m']}", str(r["iterations"]), show(r["median_ms"]),
+                         show(r["min_ms"]), show(floor), show(r["median_ms"] / floor), show(r["error_eps"])])
+    table("Dense cost matrices (issue 4, shows 3)",
+          ["problems", "iterations", "ms, median", "least", "floor", "ratio", "error / eps"], rows)
+
+
+def clouds(lines):
+    rows = []
+    for r in lines:
+        if r["name"] != "cloud":
+            continue
+        key = (r["n"], r["dim"])
+        wanted = WANTED[key][r["precision"] == "FAST"]
+        rows.append([f"{r['n']}, {r['dim']}", r["precision"], show(r["median_ms"]), show(floor_ms(r)), show(wanted),
+                     show(FLASH[key][0]), show(FLASH[key][1]), show(r["error_eps"]), show(r["workspace_mb"])])
+    table("Clouds, 10 alternating iterations, forward, ms (issue 5, shows 2)",
+          ["n = m, d", "precision", "ours", "floor", "wanted", "FlashSinkhorn float32", "TF32", "error / eps", "MB"], rows)
+    rows = []
+    for r in lines:
+        if r["name"] in ("cloud gradient", "cloud symmetric"):
+            flash = FLASH_GRADIENT[(r["n"], r["dim"])] if "gradient" in r["name"] else (None, None)
+            rows.append([f"{r['n']}, {r['dim']}", r["name"][6:], show(r["median_ms"]), show(flash[0]), show(flash[1])])
+    table("The same with gradients to x and y; symmetric updates. STRICT, ms",
+          ["n = m, d", "what", "ours", "FlashSinkhorn float32", "TF32"], rows)
+
+
+def batches(lines):
+    rows = []
+    for r in lines:
+        if r["name"] == "batch":
+            torch, compiled = TORCH[(r["count"], r["n"], r["dim"])]
+            rows.append([f"{r['count']} x {r['n']}, {r['dim']}", show(r["median_ms"]), show(torch), show(compiled),
+                         show(compiled / r["median_ms"]), show(r["error_eps"])])
+    table("Batches, 50 iterations, STRICT, ms (issue 5, shows 3)",
+          ["batch x n, d", "ours", "PyTorch", "torch.compile", "times faster", "error / eps"], rows)
+    rows = [[str(r["dim"]), show(r["uniform_ms"]), show(r["ragged_ms"]), show(r["share"])]
+            for r in lines if r["name"] == "ragged"]
+    table("1,024 problems in one batch, 50 iterations: 512 points each; 16..1,024 points",
+          ["d", "uniform, ms", "ragged, ms", "ragged / its share"], rows)
+
+
+def convergence(lines):
+    rows = [[r["name"], f"{r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]), show(r["median_ms"]),
+             show(max(r["error_a"], r["error_b"]))] for r in lines if "1e-6" in r["name"]]
+    table("To a marginal error of 1e-6, STRICT (issue 5, shows 4)",
+          ["what", "n = m, d", "eps", "iterations", "ms", "error reached"], rows)
+    rows = [[str(r["n"]), str(r["dim"]), str(r["iterations"]), show(r["median_ms"]), show(r["workspace_mb"])]
+            for r in lines if r["name"] == "million"]
+    table("Memory (issue 5, shows 5)", ["n = m", "d", "iterations", "ms", "workspace, MB"], rows)
+
+
+def main():
+    with open(sys.argv[1], encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file if line.startswith("{")]
+    print("# Transport on a GPU\n")
+    print("\n".join(sys.argv[2:]))
+    for part in (dense, clouds, batches, convergence):
+        part(lines)
+
+
+if __name__ == "__main__":
+    main()
