@@ -140,18 +140,19 @@ def observed(programs, tmp_path_factory):
     ports = free_ports(4)
     replicas, processes = [], []
     faults = "--inject_fault=bug@40"  # One request ends as INTERNAL.
-    for index, flags in enumerate([[faults], ["--max_queue_requests=1", "--threads=1"]]):
-        grpc_port, metrics_port = ports[2 * index : 2 * index + 2]
-        addresses = [f"--listen=127.0.0.1:{grpc_port}", f"--metrics_listen=127.0.0.1:{metrics_port}"]
-        with open(folder / f"server{index}.log", "wb") as log:
-            processes.append(subprocess.Popen([programs["server"], *addresses, *flags], stderr=log))
-        replicas.append((f"127.0.0.1:{grpc_port}", f"127.0.0.1:{metrics_port}"))
-    prometheus = Prometheus(folder / "prometheus", [metrics for _, metrics in replicas])
     try:
+        for index, flags in enumerate([[faults], ["--max_queue_requests=1", "--threads=1"]]):
+            grpc_port, metrics_port = ports[2 * index : 2 * index + 2]
+            addresses = [f"--listen=127.0.0.1:{grpc_port}", f"--metrics_listen=127.0.0.1:{metrics_port}"]
+            with open(folder / f"server{index}.log", "wb") as log:
+                processes.append(subprocess.Popen([programs["server"], *addresses, *flags], stderr=log))
+            replicas.append((f"127.0.0.1:{grpc_port}", f"127.0.0.1:{metrics_port}"))
+        prometheus = Prometheus(folder / "prometheus", [metrics for _, metrics in replicas])
+        processes.append(prometheus.process)
         eventually(lambda: prometheus.query('sum(sinkhorn_server_state{state="ready"}) == 2'), "both ready")
         yield prometheus, replicas, processes, programs
     finally:
-        for process in [*processes, prometheus.process]:
+        for process in processes:
             process.kill()
             process.wait()
 
