@@ -1,5 +1,5 @@
-// Faults on purpose: a backend that does as another does until something is to go wrong. For tests of what stands around
-// the server (clients, load balancers, orchestrators), since real devices do not fail when asked.
+// Faults on purpose: a backend that does as another does until something is to go wrong. For tests of what stands
+// around the server (clients, load balancers, orchestrators), since real devices do not fail when asked.
 #ifndef SINKHORN_SERVER_FAULT_H_
 #define SINKHORN_SERVER_FAULT_H_
 
@@ -27,7 +27,8 @@ struct Faults {
   bool any() const { return device_lost || device_memory || bug || slow_start > absl::ZeroDuration(); }
 };
 
-// "device_lost@N", "device_memory@N", "bug@N", "kernel_trap@N", "slow_start@DURATION", several separated by commas; "": none.
+// "device_lost@N", "device_memory@N", "bug@N", "kernel_trap@N", "slow_start@DURATION", several separated by commas; "":
+// none.
 // INVALID_ARGUMENT: anything else.
 absl::StatusOr<Faults> ParseFaults(absl::string_view text);
 

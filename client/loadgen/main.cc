@@ -116,8 +116,8 @@ int Main(int argc, char** argv) {
 }  // namespace sinkhorn::client
 
 int main(int argc, char** argv) {
-  // Each thread waits for its own connections alone: with gRPC's default, epoll1, one thread at a time waits for all and
-  // hands events on (16 cores, 6 threads: 61 us of CPU per request, 30 us so).
+  // Each thread waits for its own connections alone: with gRPC's default, epoll1, one thread at a time waits for all
+  // and hands events on (16 cores, 6 threads: 61 us of CPU per request, 30 us so).
   setenv("GRPC_POLL_STRATEGY", "poll", /*overwrite=*/0);
   // The packaged abseil is built with its debug default on: each lock taken would search a graph of all locks held.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);

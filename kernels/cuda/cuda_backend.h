@@ -39,7 +39,7 @@ struct CudaBackendOptions {
   std::vector<const cuda::Family*> families;  // Instead of cuda::Families().
 };
 
-// `device`: CUDA's index (ListDevices). Creates the context, the pools and the lanes, which takes some tenths of a second.
+// `device`: CUDA's index (ListDevices). Creates the context, the pools and the lanes: some tenths of a second.
 // UNAVAILABLE: no such device, no driver, or no memory.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device, const CudaBackendOptions& options);
 

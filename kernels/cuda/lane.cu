@@ -176,8 +176,8 @@ bool Lane::PlaceOnDevice(absl::Span<CudaSolve* const> solves) {
   if (input == nullptr) return false;
   char* output = input + inputs;
   char* workspace = output + outputs;
-  // Whatever a kernel leaves out (padding, by right), no reply carries what another request left here. A failure shows at
-  // the copies that follow.
+  // Whatever a kernel leaves out (padding, by right), no reply carries what another request left here. A failure shows
+  // at the copies that follow.
   (void)cudaMemsetAsync(output, 0, outputs, stream_);
   for (CudaSolve* solve : solves) {
     solve->parcel_ = parcel;
