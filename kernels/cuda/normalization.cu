@@ -79,7 +79,14 @@ Task TaskOf(const Problem& problem) {
 // ---- Which kernel ---------------------------------------------------------------------------------------------------------------
 enum class Kernel { kPlain, kTiles, kStream, kBackward, kGeneral };
 
-bool IsShort(DType dtype, const void* data) { return data == nullptr || dtype != DType::kFloat64; }
+// All tensors float32, or all of 2 bytes an element.
+bool IsUniform(const Task& task) {
+  const size_t size = SizeOf(task.logits.dtype);
+  const auto fits = [&](DType dtype, const void* data) { return data == nullptr || SizeOf(dtype) == size; };
+  return fits(task.cotangent.dtype, task.cotangent.data) && fits(task.plan.dtype, task.plan.data) &&
+         fits(task.gradient.dtype, task.gradient.data);
+}
+bool IsShort(const Task& task) { return SizeOf(task.logits.dtype) == 2; }
 
 // By shape, types and options alone.
 Kernel KernelOf(const Problem& problem, const Task& task) {
@@ -92,9 +99,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   }
   if (!in_registers) return Kernel::kStream;
   const int side = 4 << TileIndex(task.n);
-  const bool packed = !task.logits.shared && !task.cotangent.shared &&
-                      IsShort(task.cotangent.dtype, task.cotangent.data) && IsShort(task.plan.dtype, task.plan.data) &&
-                      IsShort(task.gradient.dtype, task.gradient.data);
+  const bool packed = !task.logits.shared && !task.cotangent.shared && IsUniform(task);
   const bool plain = task.n == task.m && task.n == side && !task.has_dustbin && !task.own_marginals && !task.softmax &&
                      task.offset == 0 && task.guard == Guard::kNone && task.tolerance == 0 && packed;
   return plain ? Kernel::kPlain : Kernel::kTiles;
@@ -296,21 +301,23 @@ class NormalizationResident final : public Resident {
 struct Key {
   Kernel kernel;
   int size = 0;
-  bool backward = false;
+  bool backward = false, is_short = false;
   int threads = 0;
   bool operator<(const Key& other) const {
-    return std::tie(kernel, size, backward, threads) <
-           std::tie(other.kernel, other.size, other.backward, other.threads);
+    return std::tie(kernel, size, backward, is_short, threads) <
+           std::tie(other.kernel, other.size, other.backward, other.is_short, other.threads);
   }
 };
 
 Key KeyOf(const NormalizationResident& resident) {
-  if (resident.general()) return {Kernel::kGeneral, 0, false, GeneralThreads(resident.task)};
-  return {resident.shape.kernel, resident.shape.size, resident.task.unrolled, 0};
+  if (resident.general()) return {Kernel::kGeneral, 0, false, false, GeneralThreads(resident.task)};
+  const bool is_short = resident.shape.kernel == Kernel::kPlain && IsShort(resident.task);
+  return {resident.shape.kernel, resident.shape.size, resident.task.unrolled, is_short, 0};
 }
 
 // The task of the next launch. False: the problem has failed.
-bool Prepare(NormalizationResident* resident, double seconds, LaunchContext* context) {
+// `sharing`: blocks that the launch has for each that the device can run at a time.
+bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, LaunchContext* context) {
   Task& task = resident->task;
   const Shape& shape = resident->shape;
   char* const plan = resident->workspace + shape.redo_bytes;
@@ -327,7 +334,7 @@ bool Prepare(NormalizationResident* resident, double seconds, LaunchContext* con
     task.redo = resident->redoing ? redo : nullptr;
     task.redo_members = shape.redo_members;
   } else {
-    task.blocks = shape.blocks;
+    task.blocks = static_cast<int32_t>((shape.blocks + sharing - 1) / sharing);
     task.slot_bytes = shape.first_slot_bytes;
     task.workspace = shape.first_slot_bytes == 0 ? nullptr : slots;
     task.redo = redo;
@@ -348,7 +355,7 @@ cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, i
                            cudaStream_t stream) {
   switch (key.kernel) {
     case Kernel::kPlain:
-      return LaunchPlain(key.size, key.backward, launch, blocks, shared_bytes, stream);
+      return LaunchPlain(key.size, key.is_short, key.backward, launch, blocks, shared_bytes, stream);
     case Kernel::kTiles:
       return LaunchTiles(key.size, key.backward, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
@@ -406,7 +413,7 @@ absl::Status LaunchTogether(const Key& key, const std::vector<NormalizationResid
   }
   absl::Status status = LaunchTasks(key, tasks, shared_bytes, context);
   if (status.ok() && !backward.empty()) {
-    status.Update(LaunchTasks({Kernel::kBackward, key.size, false, 0}, backward, 0, context));
+    status.Update(LaunchTasks({Kernel::kBackward, key.size, false, false, 0}, backward, 0, context));
   }
   if (!absl::IsResourceExhausted(status)) return status;
   for (NormalizationResident* resident : residents) resident->Fail(status);
@@ -440,10 +447,18 @@ class NormalizationFamily final : public Family {
   absl::Status Launch(absl::Span<Resident* const> residents, double slice_seconds,
                       LaunchContext* context) const override {
     std::map<Key, std::vector<NormalizationResident*>> groups;
+    std::map<Key, int64_t> blocks;
     for (Resident* resident : residents) {
       auto* mine = static_cast<NormalizationResident*>(resident);
       mine->Settle(context->device());
-      if (Prepare(mine, slice_seconds / residents.size(), context)) groups[KeyOf(*mine)].push_back(mine);
+      blocks[KeyOf(*mine)] += mine->shape.blocks;
+    }
+    const int64_t at_a_time = 4 * std::max(context->device().sm_count, 1);
+    for (Resident* resident : residents) {
+      auto* mine = static_cast<NormalizationResident*>(resident);
+      const Key key = KeyOf(*mine);
+      const int64_t sharing = std::clamp<int64_t>(blocks[key] / at_a_time, 1, 4);
+      if (Prepare(mine, slice_seconds / residents.size(), sharing, context)) groups[key].push_back(mine);
     }
     for (const auto& [key, group] : groups) {
       if (absl::Status status = LaunchTogether(key, group, context); !status.ok()) return status;

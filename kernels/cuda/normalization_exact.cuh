@@ -30,6 +30,7 @@ __device__ inline void SolveDense(Member* m, const double* marginal, double* b, 
   const double* plan = m->memory.plan;
   block.ForEach(int64_t{size} * size, [&](int64_t k) {
     const int row = static_cast<int>(k) / size, col = static_cast<int>(k) % size;
+    if (col == row) weights[k] = 0;  // Not used.
     if (col >= row) return;
     double sum = 0;
     for (int i = 0; i < task.rows; ++i) sum = fma(plan[m->At(i, row)] / marginal[i], plan[m->At(i, col)], sum);

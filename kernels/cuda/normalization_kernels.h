@@ -40,10 +40,11 @@ constexpr int64_t kBlockWarps = 4;
 int64_t HistoryBytes(int tile, int32_t iterations);
 int64_t SharedHistoryBytes();
 
-// Square of the tile's own size, marginals 1, no guard, a fixed number of iterations, tensors of 4 or 2 bytes.
+// Square of the tile's own size, marginals 1, no guard, a fixed number of iterations, all tensors float32 or all of 2
+// bytes an element (`is_short`).
 // `shared_bytes`: of history, the largest of all tasks.
-cudaError_t LaunchPlain(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
-                        cudaStream_t stream);
+cudaError_t LaunchPlain(int tile, bool is_short, bool backward, const LaunchOf& launch, int blocks,
+                        int64_t shared_bytes, cudaStream_t stream);
 // Everything else that is not EXACT.
 cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                         cudaStream_t stream);

@@ -8,28 +8,27 @@ namespace cuda {
 namespace normalization {
 
 template <class Shape>
-static void LaunchShape(bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream) {
-  if (backward) {
-    LaunchKernel(PlainKernel<Shape, true>, blocks, kThreads, shared_bytes, stream, launch);
-  } else {
-    LaunchKernel(PlainKernel<Shape, false>, blocks, kThreads, 0, stream, launch);
-  }
+static void LaunchShape(bool is_short, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+                        cudaStream_t stream) {
+  auto* const kernel = backward ? (is_short ? PlainKernel<Shape, true, true> : PlainKernel<Shape, true, false>)
+                                : (is_short ? PlainKernel<Shape, false, true> : PlainKernel<Shape, false, false>);
+  LaunchKernel(kernel, blocks, kThreads, shared_bytes, stream, launch);
 }
 
-cudaError_t LaunchPlain(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
-                        cudaStream_t stream) {
+cudaError_t LaunchPlain(int tile, bool is_short, bool backward, const LaunchOf& launch, int blocks,
+                        int64_t shared_bytes, cudaStream_t stream) {
   switch (tile) {
     case 0:
-      LaunchShape<Tile4>(backward, launch, blocks, shared_bytes, stream);
+      LaunchShape<Tile4>(is_short, backward, launch, blocks, shared_bytes, stream);
       break;
     case 1:
-      LaunchShape<Tile8>(backward, launch, blocks, shared_bytes, stream);
+      LaunchShape<Tile8>(is_short, backward, launch, blocks, shared_bytes, stream);
       break;
     case 2:
-      LaunchShape<Tile16>(backward, launch, blocks, shared_bytes, stream);
+      LaunchShape<Tile16>(is_short, backward, launch, blocks, shared_bytes, stream);
       break;
     default:
-      LaunchShape<Tile32>(backward, launch, blocks, shared_bytes, stream);
+      LaunchShape<Tile32>(is_short, backward, launch, blocks, shared_bytes, stream);
       break;
   }
   return cudaGetLastError();

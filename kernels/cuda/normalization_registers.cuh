@@ -202,7 +202,8 @@ __device__ inline bool PlainStart(const Task& task, float (&K)[Shape::R][Shape::
 template <class Shape, bool kBackward>
 constexpr int kPlainBlocks = Shape::kLanes == 1 ? (kBackward ? 5 : 7) : (kBackward ? 3 : 5);
 
-template <class Shape, bool kBackward>
+// kShort: tensors of 2 bytes an element, else float32.
+template <class Shape, bool kBackward, bool kShort>
 __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
     PlainKernel(const __grid_constant__ LaunchOf launch) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
@@ -224,7 +225,8 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
   const auto fetch = [&](const Tensor& tensor, int64_t first) {
     const int64_t left = task.last - first;
     if (left <= 0) return;
-    Stage<Shape>::Fetch(lane, tensor, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), incoming);
+    if constexpr (!kShort)
+      Stage<Shape>::Fetch(lane, tensor, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), incoming);
   };
 
   bool is_first = true;
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
     float K[R][C];
     if (!kFetches || is_first) fetch(task.logits, first);
     is_first = false;
-    Stage<Shape>::Arrived(lane, task.logits, first, count, incoming);
+    Stage<Shape>::template Arrived<kShort>(lane, task.logits, first, count, incoming);
     Stage<Shape>::Read(place, transposed, incoming, K);
     __syncwarp();  // The buffer is free.
     const int64_t next = first + int64_t{task.blocks} * kWarps * Shape::kMembers;
@@ -286,15 +288,17 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
       }
       Stage<Shape>::Write(place, transposed, plan, buffer);
       __syncwarp();  // P is there.
-      if (task.plan.data != nullptr) Stage<Shape>::StoreWhole(lane, task.plan, first, count, buffer);
-      if (task.plan_copy.data != nullptr) Stage<Shape>::StoreWhole(lane, task.plan_copy, first, count, buffer);
+      if (task.plan.data != nullptr)
+        Stage<Shape>::template StoreWhole<!kShort, kShort>(lane, task.plan, first, count, buffer);
+      if (task.plan_copy.data != nullptr)
+        Stage<Shape>::template StoreWhole<true, false>(lane, task.plan_copy, first, count, buffer);
       __syncwarp();  // The buffer is free.
     }
     if constexpr (kBackward) {
       // 4. The adjoints of the last step. G: those of log K, but for the factor K.
       float G[R][C], row_bar[R], col_bar[C], v_own[kOwn];
       if constexpr (!kFetches) fetch(task.cotangent, first);
-      Stage<Shape>::Arrived(lane, task.cotangent, first, count, incoming);
+      Stage<Shape>::template Arrived<kShort>(lane, task.cotangent, first, count, incoming);
       Stage<Shape>::Read(place, transposed, incoming, G);
       __syncwarp();  // The buffer is free.
       if constexpr (kFetches) fetch(task.logits, next);
@@ -361,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, kPlainBlocks<Shape, kBackward>)
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
       Stage<Shape>::Write(place, transposed, G, buffer);
       __syncwarp();  // The gradient is there.
-      Stage<Shape>::StoreWhole(lane, task.gradient, first, count, buffer);
+      Stage<Shape>::template StoreWhole<!kShort, kShort>(lane, task.gradient, first, count, buffer);
       __syncwarp();  // The buffer is free.
     }
   });

@@ -238,14 +238,16 @@ struct Stage {
     }
   }
 
+  template <bool kMaybeFloat = true, bool kMaybeShort = true>
   __device__ static void LoadWhole(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
-    if (tensor.dtype == DType::kFloat32) {
+    if (!kMaybeShort || (kMaybeFloat && tensor.dtype == DType::kFloat32)) {
       const float4* from = static_cast<const float4*>(tensor.data) + first * (kArea / 4);
       float4 x[Shape::kMembers * kArea / 128];  // All on their way before the first is used.
       ForVectors<4>(lane, count, [&](int k, int vector, int) { x[k] = __ldcs(from + vector); });
       ForVectors<4>(lane, count, [&](int k, int, int at) { *reinterpret_cast<float4*>(buffer + at) = x[k]; });
       return;
     }
+    if constexpr (!kMaybeShort) return;
     const uint4* from = static_cast<const uint4*>(tensor.data) + first * (kArea / 8);
     uint4 raw[Shape::kMembers * kArea / 256];
     ForVectors<8>(lane, count, [&](int k, int vector, int) { raw[k] = __ldcs(from + vector); });
@@ -256,31 +258,33 @@ struct Stage {
       *reinterpret_cast<float4*>(buffer + at + 4) = make_float4(x[4], x[5], x[6], x[7]);
     });
   }
-  // The same of float32, on its way while the caller goes on: until Arrived. Other types: loaded there.
+  // The same of float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there.
   __device__ static void Fetch(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
-    if (tensor.dtype != DType::kFloat32) return;
     const float4* from = static_cast<const float4*>(tensor.data) + first * (kArea / 4);
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
     ForVectors<4>(lane, count, [&](int, int vector, int at) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * at), "l"(from + vector) : "memory");
     });
   }
+  template <bool kShort>
   __device__ static void Arrived(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
-    if (tensor.dtype == DType::kFloat32) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
+    if constexpr (kShort) {
+      LoadWhole<false, true>(lane, tensor, first, count, buffer);
     } else {
-      LoadWhole(lane, tensor, first, count, buffer);
+      asm volatile("cp.async.wait_all;" ::: "memory");
     }
     __syncwarp();  // The matrices are there.
   }
+  template <bool kMaybeFloat = true, bool kMaybeShort = true>
   __device__ static void StoreWhole(int lane, const Output& output, int64_t first, int count, const float* buffer) {
-    if (output.dtype == DType::kFloat32) {
+    if (!kMaybeShort || (kMaybeFloat && output.dtype == DType::kFloat32)) {
       float4* to = static_cast<float4*>(output.data) + first * (kArea / 4);
       ForVectors<4>(lane, count, [&](int, int vector, int at) {
         __stcs(to + vector, *reinterpret_cast<const float4*>(buffer + at));
       });
       return;
     }
+    if constexpr (!kMaybeShort) return;
     uint4* to = static_cast<uint4*>(output.data) + first * (kArea / 8);
     ForVectors<8>(lane, count, [&](int, int vector, int at) {
       const float4 a = *reinterpret_cast<const float4*>(buffer + at);
@@ -325,6 +329,27 @@ struct Stage {
         [&](int k, int64_t, int at) {
           if (col < m) buffer[at + col] = static_cast<float>(x[k]);
         });
+  }
+  // float32 on its way, as Fetch. False: not this tensor.
+  __device__ static bool FetchRows(int lane, const Tensor& tensor, int n, int m, int64_t first, int count,
+                                   float* buffer) {
+    if (tensor.dtype != DType::kFloat32 || tensor.shared) return false;
+    if (n == kSize && m == kSize) {
+      Fetch(lane, tensor, first, count, buffer);
+      return true;
+    }
+    const Divider by_member(n);
+    const int col = lane % kSize, rows = count * n;
+    const float* from = static_cast<const float*>(tensor.data) + first * n * m + col;
+    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
+#pragma unroll 4
+    for (int row = lane / kSize; row < rows; row += kRowsAtOnce) {
+      const int member = by_member.Quotient(row), at = At(member, row - member * n, col);
+      if (col < m) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * at), "l"(from + row * m) : "memory");
+      }
+    }
+    return true;
   }
   __device__ static void Load(int lane, const Tensor& tensor, int n, int m, int64_t first, int count, float* buffer) {
     if (IsWhole(n, m, tensor.dtype, tensor.shared)) {

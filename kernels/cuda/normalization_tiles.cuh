@@ -269,12 +269,15 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
     TilesKernel(const __grid_constant__ LaunchOf launch) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   __shared__ Task task;
-  __shared__ __align__(16) float buffers[kWarps][Shape::kBufferFloats];
+  // Forward: one for what goes out and one for what comes in meanwhile. Backward: the same for both.
+  __shared__ __align__(16) float buffers[kWarps][kBackward ? 1 : 2][Shape::kBufferFloats];
   extern __shared__ __align__(16) float history_memory[];
   const int block = LoadTask(launch, &task);
   const int lane = threadIdx.x % 32;
   const Place<Shape> place(lane);
-  float* const buffer = buffers[threadIdx.x / 32];
+  float* const buffer = buffers[threadIdx.x / 32][0];
+  float* const incoming = buffers[threadIdx.x / 32][kBackward ? 0 : 1];
+  bool fetched = false;  // The logits of the members that come next are on their way.
   float* const memory =
       task.workspace == nullptr ? history_memory : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
   LaneTally tally;
@@ -287,7 +290,20 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
     float K[R][C], u[R], v[C], s[R], q[C];
     Terms<kOwn> terms;
     LoadTerms<Shape>(task, place, member, &terms);
-    LoadLogits<Shape>(task, place, lane, first, count, buffer, K);
+    if (fetched) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      __syncwarp();  // The logits are there.
+      Stage<Shape>::Read(place, task.transposed, incoming, K);
+      __syncwarp();  // The buffer is free.
+    } else {
+      LoadLogits<Shape>(task, place, lane, first, count, incoming, K);
+    }
+    if constexpr (!kBackward) {
+      const int64_t next = first + int64_t{task.blocks} * kWarps * Shape::kMembers, left = task.last - next;
+      fetched = left > 0 && !task.has_dustbin &&
+                Stage<Shape>::FetchRows(lane, task.logits, task.n, task.m, next,
+                                        static_cast<int>(min(int64_t{Shape::kMembers}, left)), incoming);
+    }
     const bool safe = Start<Shape>(task, place, terms, K, u);
 #pragma unroll
     for (int c = 0; c < C; ++c) v[c] = place.Col(c) < task.cols ? 1 : 0;

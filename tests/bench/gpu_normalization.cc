@@ -279,7 +279,9 @@ double Largest(const oracle::Vector& x) {
 // Largest error of some members, in units of the largest entry.
 double ErrorOf(const Row& row, const std::string& kind, const Work& work) {
   const int64_t side = work.part.side, area = side * side,
-                members = std::min<int64_t>(work.part.count, area > 9999 ? 1 : 16);
+                members = std::min<int64_t>(work.part.count, area > 9999   ? 1
+                                                             : area > 1024 ? 2
+                                                                           : 16);
   double worst = 0;
   for (int64_t k = 0; k < members; ++k) {
     const int64_t member = k * (work.part.count - 1) / std::max<int64_t>(members - 1, 1);

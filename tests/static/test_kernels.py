@@ -1,0 +1,31 @@
+"""The hot GPU kernels keep to their registers: no spills, no local memory. Skipped without nvcc."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+# Each file's kernels, by name, and how many instances it has at least.
+HOT = {"normalization_plain.cu": ("PlainKernel", 8), "normalization_tiles.cu": ("TilesKernel", 8)}
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@pytest.mark.parametrize("source", HOT)
+def test_no_local_memory(source, tmp_path):
+    command = [NVCC, "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", f"-I{ROOT}"]
+    command += ["-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", "-cubin", "-o", tmp_path / "out.cubin"]
+    result = subprocess.run([*command, ROOT / "kernels/cuda" / source], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    usage = re.findall(
+        r"Function properties for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
+        result.stderr,
+    )
+    name, least = HOT[source]
+    hot = [row for row in usage if name in row[0]]
+    assert len(hot) >= least, result.stderr[-4000:]
+    guilty = [row for row in hot if row[1:] != ("0", "0", "0")]
+    assert not guilty, guilty
