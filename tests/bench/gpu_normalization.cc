@@ -293,8 +293,9 @@ double ErrorOf(const Row& row, const std::string& kind, const Work& work) {
     const oracle::Vector plan = oracle::Normalize(problem);
     const auto compare = [&](const Tensor& tensor, const oracle::Vector& expected) {
       const oracle::Vector actual = tensor.Values(member * area, area);
+      const double largest = Largest(expected);
       for (int64_t e = 0; e < area; ++e) {
-        const double error = std::abs(actual[e] - expected[e]) / Largest(expected);
+        const double error = std::abs(actual[e] - expected[e]) / largest;
         if (!(error <= worst)) worst = error;  // NaN too.
       }
     };
