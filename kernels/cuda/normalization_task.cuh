@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/problem.h"
@@ -145,6 +146,8 @@ __device__ inline void StoreConvergence(const Task& task, int64_t member, int it
   if (task.convergence == nullptr) return;
   // In words, the padding included: initcheck sees it copied.
   static_assert(sizeof(Convergence) == 32 && sizeof(StopReason) == 1, "see the words below");
+  static_assert(offsetof(Convergence, converged) == 4 && offsetof(Convergence, marginal_error_a) == 8, "likewise");
+  static_assert(offsetof(Convergence, marginal_error_b) == 16 && offsetof(Convergence, stop_reason) == 24, "likewise");
   ulonglong2* to = reinterpret_cast<ulonglong2*>(task.convergence + member);
   to[0] = make_ulonglong2(static_cast<uint32_t>(iterations) | (converged ? 1ull << 32 : 0ull),
                           __double_as_longlong(error_a));
