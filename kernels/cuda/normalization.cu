@@ -27,7 +27,7 @@ constexpr int64_t kSlotsPerMultiprocessor = 4;
 
 int64_t Padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// ---- From a problem to a task -----------------------------------------------------------------------------------------------
+// ---- From a problem to a task ---------------------------------------------------------------------------------------
 Tensor TensorOf(const TensorView& view) { return {view.data, view.dtype, view.shared}; }
 Output OutputOf(const OutputView& view) { return {view.data, view.dtype}; }
 
@@ -76,7 +76,7 @@ Task TaskOf(const Problem& problem) {
   return task;
 }
 
-// ---- Which kernel ---------------------------------------------------------------------------------------------------------------
+// ---- Which kernel ---------------------------------------------------------------------------------------------------
 enum class Kernel { kPlain, kTiles, kStream, kBackward, kGeneral };
 
 // All tensors float32, or all of 2 bytes an element.
@@ -110,7 +110,7 @@ int GeneralThreads(const Task& task) {
   return area <= 256 ? 64 : area <= 4096 ? 128 : area <= 65536 ? 256 : 512;
 }
 
-// ---- Blocks and workspace -----------------------------------------------------------------------------------------------------
+// ---- Blocks and workspace -------------------------------------------------------------------------------------------
 struct Shape {
   Kernel kernel = Kernel::kGeneral;  // Of the first launch,
   int size = 0;                      // for matrices of this size,
@@ -168,7 +168,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   return shape;
 }
 
-// ---- Predictions ---------------------------------------------------------------------------------------------------------------
+// ---- Predictions ----------------------------------------------------------------------------------------------------
 // One member by the general kernel, one of many blocks at work.
 double GeneralSeconds(const Task& task) {
   const double area = static_cast<double>(task.n) * task.m, lines = static_cast<double>(task.n) + task.m;
@@ -206,7 +206,7 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
   return 3e-6 + std::max(work, alone) + static_cast<double>(task.count) * area * 8 / 3e12;
 }
 
-// ---- A problem on its way --------------------------------------------------------------------------------------------------------
+// ---- A problem on its way -------------------------------------------------------------------------------------------
 class NormalizationResident final : public Resident {
  public:
   NormalizationResident(const Problem& problem, const char* family, void* workspace)
@@ -296,7 +296,7 @@ class NormalizationResident final : public Resident {
   Convergence worst_;
 };
 
-// ---- Launching -------------------------------------------------------------------------------------------------------------------
+// ---- Launching ------------------------------------------------------------------------------------------------------
 // Which launch a problem takes part in.
 struct Key {
   Kernel kernel;

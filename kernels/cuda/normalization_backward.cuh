@@ -1,5 +1,6 @@
-// The implicit backward modes, but FULL, of sides up to 32: from P (in the workspace, where the forward kernel left it, or
-// given) and dL/dP to the logits. P and the system are float64 in registers; formulas as in normalization_implicit.cuh.
+// The implicit backward modes, but FULL, of sides up to 32: from P (in the workspace, where the forward kernel left
+// it, or given) and dL/dP to the logits. P and the system are float64 in registers; formulas as in
+// normalization_implicit.cuh.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 
@@ -20,8 +21,8 @@ __device__ inline double Dot(const double* a, const double* b) {
   return sum;
 }
 
-// (diag(d) - P^T diag(1/r) P) x = b for all matrices of the warp, by conjugate gradients preconditioned by diag(d). x, b
-// and diagonal: the lane's own columns; inverse: 1/r of its own rows. Padding is 0.
+// (diag(d) - P^T diag(1/r) P) x = b for all matrices of the warp, by conjugate gradients preconditioned by diag(d). x,
+// b and diagonal: the lane's own columns; inverse: 1/r of its own rows. Padding is 0.
 template <class Shape>
 __device__ inline void SolveTiles(const double (&P)[Shape::R][Shape::C], const double* inverse, const double* diagonal,
                                   const double* b, int steps, double* x) {

@@ -1,5 +1,5 @@
-// The general kernel: a block solves a member as a whole, in float64 and in the log domain. Any shape, any logits, every
-// recipe and every backward mode. Slow beside the others, which leave to it what they cannot hold.
+// The general kernel: a block solves a member as a whole, in float64 and in the log domain. Any shape, any logits,
+// every recipe and every backward mode. Slow beside the others, which leave to it what they cannot hold.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_GENERAL_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_GENERAL_CUH_
 
@@ -53,7 +53,7 @@ struct General {
   bool finite = true;
 };
 
-// ---- Tensors, in the kernel's orientation -------------------------------------------------------------------------------
+// ---- Tensors, in the kernel's orientation ---------------------------------------------------------------------------
 class Io {
  public:
   __device__ Io(const Task& task, int64_t member) : task_(task), member_(member) {}

@@ -18,8 +18,8 @@ namespace normalization {
 constexpr double kImplicitTolerance = 1e-14;
 constexpr double kNothing = 1e-290;  // Sums below have no reciprocal.
 
-// (diag(d) - P^T diag(1/r) P) x = b, preconditioned by diag(d), x orthogonal to the constant. P is [n, m], plan(i, j) its
-// entries, inverse its 1/r. Memory: x, residual, p, q [m] and t [n].
+// (diag(d) - P^T diag(1/r) P) x = b, preconditioned by diag(d), x orthogonal to the constant. P is [n, m], plan(i, j)
+// its entries, inverse its 1/r. Memory: x, residual, p, q [m] and t [n].
 template <class Plan>
 __device__ void SolveReduced(Block& block, int n, int m, Plan plan, const double* inverse, const double* diagonal,
                              const double* b, double tolerance, double* x, double* residual, double* p, double* q,

@@ -12,13 +12,13 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-// ---- Any problem: a block per member, float64 ---------------------------------------------------------------------------
+// ---- Any problem: a block per member, float64 -----------------------------------------------------------------------
 // Workspace of a block.
 int64_t GeneralSlotBytes(const Task& task);
 // `threads`: the same for the same shape; a multiple of 32 up to 512.
 cudaError_t LaunchGeneral(const LaunchOf& launch, int blocks, int threads, cudaStream_t stream);
 
-// ---- Sides from 33 to 1,024: a block per member, float32 ------------------------------------------------------------------
+// ---- Sides from 33 to 1,024: a block per member, float32 ------------------------------------------------------------
 constexpr int64_t kStreamSide = 1024;
 // Sizes of matrix that there are kernels for: 64, 128, 256, 512 and 1,024.
 constexpr int StreamIndex(int side) { return side <= 64 ? 0 : side <= 128 ? 1 : side <= 256 ? 2 : side <= 512 ? 3 : 4; }
@@ -28,7 +28,7 @@ int64_t StreamSharedBytes(int size, int64_t rows);
 // `shared_bytes`: the largest of all tasks.
 cudaError_t LaunchStream(int size, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream);
 
-// ---- Sides up to 32 in registers, float32 ---------------------------------------------------------------------------------
+// ---- Sides up to 32 in registers, float32 ---------------------------------------------------------------------------
 // Sizes of tile that there are kernels for: 4, 8, 16 and 32.
 constexpr int kTileSizes = 4;
 constexpr int TileIndex(int side) { return side <= 4 ? 0 : side <= 8 ? 1 : side <= 16 ? 2 : 3; }

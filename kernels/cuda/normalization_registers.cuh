@@ -30,7 +30,7 @@ constexpr int64_t HistoryBytes(int32_t iterations) {
   return (int64_t{iterations} + 1) * 2 * kThreads * Shape::kOwn * sizeof(float);
 }
 
-// ---- History: what each lane owns of u_t and v_t ----------------------------------------------------------------------
+// ---- History: what each lane owns of u_t and v_t --------------------------------------------------------------------
 template <int kOwn>
 class History {
  public:
@@ -67,7 +67,7 @@ class History {
   float* at_;
 };
 
-// ---- The tally of a lane, and of a block --------------------------------------------------------------------------------
+// ---- The tally of a lane, and of a block ----------------------------------------------------------------------------
 struct LaneTally {
   float rows = 0, cols = 0;  // Errors of the kernel's rows and columns.
   int iterations = 0;
@@ -167,7 +167,7 @@ __device__ inline void Certify(const Task& task, const Place<Shape>& place, int6
   }
 }
 
-// ---- The plain recipes: square, whole tiles, marginals 1, no guard, a fixed number of iterations ---------------------
+// ---- The plain recipes: square, whole tiles, marginals 1, no guard, a fixed number of iterations --------------------
 // K = exp(W - row maximum) in place of W. False: the range is too wide.
 template <class Shape>
 __device__ inline bool PlainStart(const Task& task, float (&K)[Shape::R][Shape::C]) {

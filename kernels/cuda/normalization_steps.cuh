@@ -29,7 +29,7 @@ struct Member {
 };
 enum { kMarginal, kSum, kBar, kMultiplier, kFirstFree };  // Vectors of each side.
 
-// ---- Marginals ----------------------------------------------------------------------------------------------------------
+// ---- Marginals ------------------------------------------------------------------------------------------------------
 __device__ inline void LoadMarginals(Member* m) {
   const Task& task = m->task;
   Block& block = m->block;
@@ -53,7 +53,7 @@ __device__ inline void LoadMarginals(Member* m) {
   __syncthreads();
 }
 
-// ---- Start: log of the matrix before the first division ---------------------------------------------------------------
+// ---- Start: log of the matrix before the first division -------------------------------------------------------------
 __device__ inline void StartMatrix(Member* m) {
   const Task& task = m->task;
   Block& block = m->block;
@@ -70,7 +70,7 @@ __device__ inline void StartMatrix(Member* m) {
   block.ForEach(task.cols, [&](int64_t j) { m->V(0)[j] = 0; });
 }
 
-// ---- Iterations -----------------------------------------------------------------------------------------------------------
+// ---- Iterations -----------------------------------------------------------------------------------------------------
 // The potential after a division: old + log marginal - log h(e^(old + sum)).
 __device__ inline double Shifted(const Task& task, double log_sum, double old, double marginal) {
   switch (task.guard) {
@@ -141,7 +141,7 @@ __device__ inline void Iterate(Member* m) {
   }
 }
 
-// ---- P, its sums and errors --------------------------------------------------------------------------------------------
+// ---- P, its sums and errors -----------------------------------------------------------------------------------------
 // P is in m->memory.plan. Sums to Row(kSum), Col(kSum) and the outputs.
 __device__ inline void SumPlan(Member* m, double* row_error, double* col_error) {
   const Task& task = m->task;
@@ -186,7 +186,7 @@ __device__ inline void FinishForward(Member* m) {
   if (m->result.converged && task.tolerance > 0) m->result.reason = StopReason::kTolerance;
 }
 
-// ---- The reverse of the steps -------------------------------------------------------------------------------------------
+// ---- The reverse of the steps ---------------------------------------------------------------------------------------
 // The multiplier of -P at `now`; *bar becomes what passes by the sum.
 __device__ inline double Unshifted(const Task& task, double old, double now, double marginal, double* bar) {
   const double multiplier = *bar / marginal;
@@ -256,7 +256,7 @@ __device__ inline void ReverseSteps(Member* m) {
   }
 }
 
-// ---- From log of the start matrix to the logits: offset, softmax, floor; and out -----------------------------------------
+// ---- From log of the start matrix to the logits: offset, softmax, floor; and out ------------------------------------
 __device__ inline void FinishGradient(Member* m) {
   const Task& task = m->task;
   Block& block = m->block;

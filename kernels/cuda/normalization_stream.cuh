@@ -1,10 +1,11 @@
 // Sides from 33 to 1,024: a block solves a member, float32 in the linear domain. K = exp(W - row maximum) is kept in
 // registers where it fits, else in the workspace, from which L2 serves it; an iteration reads it once.
 //
-// A warp takes a row: its lanes hold every 32nd column of v, the row of K, and of the column sums that the warp gathers.
-// So a row's sum, its scaling u_i and its share u_i K_ij of the column sums need K_ij once. The reverse of an iteration
-// is the same pass with other vectors. What dL/d log K gathers over the iterations, sum_t (u_t y_t^T + x_t v_(t-1)^T), is
-// a product of histories, formed at the end. Formulas and limits as in normalization_registers.cuh and _tiles.cuh.
+// A warp takes a row: its lanes hold every 32nd column of v, the row of K, and of the column sums that the warp
+// gathers. So a row's sum, its scaling u_i and its share u_i K_ij of the column sums need K_ij once. The reverse of an
+// iteration is the same pass with other vectors. What dL/d log K gathers over the iterations, sum_t (u_t y_t^T + x_t
+// v_(t-1)^T), is a product of histories, formed at the end. Formulas and limits as in normalization_registers.cuh and
+// _tiles.cuh.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_CUH_
 
@@ -138,7 +139,7 @@ class Streamed {
   }
   __device__ static float Raised(float w, float floor) { return w < floor ? floor : w; }
 
-  // ---- Sums over the block, to all threads; order what was written before --------------------------------------------
+  // ---- Sums over the block, to all threads; order what was written before -------------------------------------------
   __device__ float BlockSum(float x) {
     x = WarpSum(x);
     __syncthreads();  // The memory is free.
@@ -164,7 +165,7 @@ class Streamed {
     return BlockSum(sum);
   }
 
-  // ---- Marginals, scaled to the total `rows` ----------------------------------------------------------------------------
+  // ---- Marginals, scaled to the total `rows` ------------------------------------------------------------------------
   __device__ void LoadMarginals() {
     const int bin = task_.has_dustbin ? 1 : 0;
     LoadSide(task_.transposed ? task_.column_marginals : task_.row_marginals, task_.rows - bin, task_.rows, r_);
@@ -214,7 +215,7 @@ class Streamed {
     return low > 0 ? logf(high / low) : FLT_MAX;
   }
 
-  // ---- Start -----------------------------------------------------------------------------------------------------------------
+  // ---- Start --------------------------------------------------------------------------------------------------------
   struct RowStart {  // K = scale e^(max(W, floor) - top) + added
     float top, scale, added;
   };
@@ -301,7 +302,7 @@ class Streamed {
     return safe;
   }
 
-  // ---- A pass: row sums with x, what `row` makes of them, and the columns' sums of it in parts_ ---------------------------
+  // ---- A pass: row sums with x, what `row` makes of them, and the columns' sums of it in parts_ ---------------------
   // row(i, sum), on one lane, returns the multiplier of the row.
   template <class RowOf>
   __device__ void Pass(const float* x, RowOf row) {
@@ -379,7 +380,7 @@ class Streamed {
     return total;
   }
 
-  // ---- Iterations --------------------------------------------------------------------------------------------------------------
+  // ---- Iterations ---------------------------------------------------------------------------------------------------
   __device__ float* HistoryU(int t) const { return history_ + int64_t{t} * 2 * (task_.rows + kColumns); }
   __device__ float* HistoryX(int t) const { return HistoryU(t) + task_.rows; }
   __device__ float* HistoryV(int t) const { return HistoryX(t) + task_.rows; }
@@ -429,7 +430,7 @@ class Streamed {
     return false;
   }
 
-  // ---- P and its sums; backward, the adjoints of the last step -----------------------------------------------------------------
+  // ---- P and its sums; backward, the adjoints of the last step ------------------------------------------------------
   __device__ void FinishForward(float* row_error, float* col_error) {
     const float unscale = 1 / col_scale_;
     float sums[C] = {}, bars[C] = {}, error = 0;
@@ -493,7 +494,7 @@ class Streamed {
                      by_tolerance ? StopReason::kTolerance : StopReason::kMaxIterations);
   }
 
-  // ---- The iterations backward: their multipliers to the history ------------------------------------------------------------
+  // ---- The iterations backward: their multipliers to the history ----------------------------------------------------
   // As Side::Unscaled.
   __device__ static float Unscaled(float old, float now, float marginal, float add, float most, float* bar) {
     const bool passes = now < marginal * old * Reciprocal(most);
@@ -534,7 +535,7 @@ class Streamed {
     }
   }
 
-  // ---- The gradient ------------------------------------------------------------------------------------------------------------
+  // ---- The gradient -------------------------------------------------------------------------------------------------
   // True: it is finite.
   __device__ bool FinishGradient(int iterations) {
     const float unscale = 1 / col_scale_;

@@ -297,7 +297,7 @@ struct Stage {
     return n == kSize && m == kSize && dtype != DType::kFloat64 && !shared;
   }
 
-  // ---- Other shapes and types: a row by as many lanes as the shape has columns ----------------------------------------
+  // ---- Other shapes and types: a row by as many lanes as the shape has columns --------------------------------------
   // body(k, row of the tensor, row in the buffer), kBatch rows at a time: k < kBatch; rows past the last repeat it.
   static constexpr int kBatch = 8, kRowsAtOnce = 32 / kSize;
   template <class Begin, class End>

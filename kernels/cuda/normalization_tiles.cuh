@@ -3,8 +3,8 @@
 //
 // In the linear domain u and v are only free of drift if both sides have the same total, and P's scale matters to the
 // guards alone. So the marginals are scaled to the total `rows`: after a row step the kernel's P is row_scale times the
-// true one, after a column step col_scale times. All guards are one: u <- u r / max(u s + add, most), with add = 0 where
-// there is none, and `most` the smallest number where there is none: padding, whose sums are 0, ends as 0.
+// true one, after a column step col_scale times. All guards are one: u <- u r / max(u s + add, most), with add = 0
+// where there is none, and `most` the smallest number where there is none: padding, whose sums are 0, ends as 0.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_TILES_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_TILES_CUH_
 
@@ -123,7 +123,7 @@ __device__ __forceinline__ void LoadTerms(const Task& task, const Place<Shape>& 
 // NaN stays.
 __device__ inline float Raised(float w, float floor) { return w < floor ? floor : w; }
 
-// ---- Start: from logits to K ----------------------------------------------------------------------------------------------
+// ---- Start: from logits to K ----------------------------------------------------------------------------------------
 // Of a row: K = scale e^(max(W, floor) - top) + added.
 struct RowStart {
   float top, scale, added;

@@ -41,7 +41,7 @@ CLOCK = 1.98e9
 LAUNCH = 0.62  # us, an empty kernel in a graph
 
 
-# ---- Floors -----------------------------------------------------------------------------------------------------------
+# ---- Floors ---------------------------------------------------------------------------------------------------------
 def parts(row):
     """(members, side) of each shape, and the iterations."""
     count, side, iterations = row.split("x")
@@ -73,7 +73,7 @@ def floor(row, work, dtype):
     return 1e6 * times[worst], worst
 
 
-# ---- Peers ------------------------------------------------------------------------------------------------------------
+# ---- Peers ----------------------------------------------------------------------------------------------------------
 def normalize(logits, iterations):
     log = logits.float().clamp_min(-1e5)
     for _ in range(iterations):
@@ -232,7 +232,7 @@ def peer_time(name, row, backward, dtype):
         torch.cuda.empty_cache()
 
 
-# ---- The table --------------------------------------------------------------------------------------------------------
+# ---- The table ------------------------------------------------------------------------------------------------------
 def ours(program, dtype, rows, works, seconds):
     command = [program, f"--dtype={dtype}", "--rows=" + ",".join(rows), f"--works={works}"]
     try:
@@ -320,10 +320,10 @@ def main():
         "",
         "Command: `tests/bench/gpu_normalization.py bazel-bin/tests/bench/gpu_normalization`",
         "",
-        "Recipe LOG_ROW_COLUMN, Gaussian logits. Microseconds inside a CUDA graph, median; inputs stay where the replay",
-        "before left them, in L2 if they fit. `error`: the largest of P and gradient against float64, in units of the",
-        "largest entry, checked before the clock starts. `floor`: the largest of bytes / copy bandwidth, FMA and special",
-        "functions at 1.98 GHz, and an empty kernel. Peers in graphs too; `ratio`: theirs over ours.",
+        "Recipe LOG_ROW_COLUMN, Gaussian logits. Microseconds inside a CUDA graph, median; inputs stay where the",
+        "replay before left them, in L2 if they fit. `error`: the largest of P and gradient against float64, in units",
+        "of the largest entry, checked before the clock starts. `floor`: the largest of bytes / copy bandwidth, FMA and",
+        "special functions at 1.98 GHz, and an empty kernel. Peers in graphs too; `ratio`: theirs over ours.",
     ]
     for dtype in options.dtypes.split(","):
         lines += table(measured, peers, dtype)
