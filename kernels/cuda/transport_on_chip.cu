@@ -38,6 +38,19 @@ struct OnChipMemory {
   double scale, epsilon, rho[2];
 };
 
+// What needs logarithms in double is called, not inlined: the densities need the registers. `shift`: what is added to the
+// frame's part of the potential, in units of the cost.
+__device__ __noinline__ float RelaxedScaling(float frame, float old, float sum, double shift, double scale,
+                                             double epsilon, double rho, double relax) {
+  const double phi = (frame + log2(static_cast<double>(old))) / scale;
+  const double lse = log2(static_cast<double>(sum)) - frame;
+  const double next = HalfStep(phi, lse, scale, shift, epsilon, rho, relax);
+  return static_cast<float>(exp2(fmin(fmax(next * scale - frame, -100.0), 100.0)));
+}
+__device__ __noinline__ double RelaxedTarget(float frame, float scaling, double shift, double scale, double rho) {
+  return TargetRatio((frame + log2(static_cast<double>(scaling))) / scale + shift, rho);
+}
+
 // Everything of a block but its registers.
 template <bool kDense, int kTiles>
 class OnChip {
@@ -295,11 +308,8 @@ class OnChip {
   __device__ float NewScaling(int side, int i, float old, float sum, double relax) const {
     const double rho = m_.rho[side];
     if (relax == 1 && isinf(rho)) return 1 / sum;
-    const double s = scale(), frame = m_.frame[side][i] / s + (side == 0 ? -m_.reference : m_.reference);
-    const double lse = log2(static_cast<double>(sum)) - frame * s;
-    const double phi = frame + log2(static_cast<double>(old)) / s;
-    const double next = HalfStep(phi, lse, s, m_.shift[side][i], m_.epsilon, rho, relax);
-    return static_cast<float>(exp2(fmin(fmax((next - frame) * s, -100.0), 100.0)));
+    const double shift = m_.shift[side][i] + (side == 0 ? -m_.reference : m_.reference);
+    return RelaxedScaling(m_.frame[side][i], old, sum, shift, m_.scale, m_.epsilon, rho, relax);
   }
   __device__ static bool IsGood(float sum, float scaling) {
     return sum > kTiny && sum < kHuge && scaling < kDrift && scaling > 1 / kDrift;
@@ -307,12 +317,8 @@ class OnChip {
   __device__ double RowError(int i, float scaling, float sum) const {
     const double mass = m_.mass[0][i], rho = m_.rho[0];
     if (mass == 0) return 0;
-    double target = 1;
-    if (!isinf(rho)) {
-      const double phi =
-          (m_.frame[0][i] + log2(static_cast<double>(scaling))) / scale() - m_.reference + m_.shift[0][i];
-      target = TargetRatio(phi, rho);
-    }
+    const double shift = m_.shift[0][i] - m_.reference;
+    const double target = isinf(rho) ? 1 : RelaxedTarget(m_.frame[0][i], scaling, shift, scale(), rho);
     return mass * fabs(static_cast<double>(scaling) * sum - target);
   }
 
