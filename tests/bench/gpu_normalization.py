@@ -322,7 +322,7 @@ def main():
         "",
         "Recipe LOG_ROW_COLUMN, Gaussian logits. Microseconds inside a CUDA graph, median; inputs stay where the",
         "replay before left them, in L2 if they fit. `error`: the largest of P and gradient against float64, in units",
-        "of the largest entry, checked before the clock starts. `floor`: the largest of bytes / copy bandwidth, FMA and",
+        "of the largest entry, checked before the clock starts. `floor`: the largest of bytes / copy rate, FMA and",
         "special functions at 1.98 GHz, and an empty kernel. Peers in graphs too; `ratio`: theirs over ours.",
     ]
     for dtype in options.dtypes.split(","):
