@@ -1,4 +1,5 @@
-// Blocks that are used again: fresh pages cost more than a sweep over them, and small problems are over before malloc is.
+// Blocks that are used again: fresh pages cost more than a sweep over them, and small problems are over before malloc
+// is.
 //
 // Blocks of at least kPooledBytes come from mmap with huge pages where the system grants them. Returned blocks are kept
 // up to kKeptBytes in all (the oldest leave first) and handed to the next request that fills at least half of one.

@@ -369,8 +369,8 @@ class RowLayout {
     }
   }
 
-  // As many rows at a time as lanes, so that their sums fill a vector; the results reach their rows through memory, while
-  // the next rows are summed. Returns the first row that is left.
+  // As many rows at a time as lanes, so that their sums fill a vector; the results reach their rows through memory,
+  // while the next rows are summed. Returns the first row that is left.
   template <int C, class F>
   HWY_INLINE static int64_t ManyNarrowRows(const T* matrix, int64_t begin, int64_t end, const V* y, V* acc, F f) {
     constexpr int kRows = static_cast<int>(kLanes);

@@ -1,9 +1,9 @@
 // The linear solver for the shapes that come by the million: N x N, N = 4 and 8, all marginals 1, a fixed number of
 // iterations. One matrix per lane; the scaling vectors of all iterations stay in registers, K in the first-level cache.
 //
-// The arithmetic is that of normalization_linear-inl.h. What is different is that everything is unrolled, that groups of
-// lanes of 4 x 4 go side by side (one alone waits for its own results), and that the lines of the next inputs and of the
-// own outputs are fetched a few per iteration: fetched at once they would fill the core's line buffers and stop it.
+// The arithmetic is that of normalization_linear-inl.h. What is different is that everything is unrolled, that groups
+// of lanes of 4 x 4 go side by side (one alone waits for its own results), and that the lines of the next inputs and of
+// the own outputs are fetched a few per iteration: fetched at once they would fill the core's line buffers and stop it.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_

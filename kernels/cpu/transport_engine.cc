@@ -454,8 +454,9 @@ void TransportEngine<TE, T>::EndSweep() {
   UpdateColumns();
 }
 
-// The rows are exact now, so the columns' sums tell the whole residual of the new u with the old v: at the tolerance that
-// is the answer, measured already. Before, the columns' next potentials are extrapolated. Returns true if it has stopped.
+// The rows are exact now, so the columns' sums tell the whole residual of the new u with the old v: at the tolerance
+// that is the answer, measured already. Before, the columns' next potentials are extrapolated. Returns true if it has
+// stopped.
 template <typename TE, typename T>
 bool TransportEngine<TE, T>::AccelerateColumns(bool sums_safe) {
   if (!at_target()) return false;

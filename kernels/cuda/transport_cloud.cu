@@ -2,8 +2,8 @@
 //
 // A coordinate is the sum of two halves (22 bits), and high high + high low + low high is its product with float32's
 // accuracy; FAST has one half. A block has kCloudTile rows and streams over tiles of kCloudTile columns, double
-// buffered; its eight warps have 32 rows by 64 columns each. Sums are kept under running maxima, which cost little beside
-// the exponentials: a thread's 16 columns of a row share one a tile.
+// buffered; its eight warps have 32 rows by 64 columns each. Sums are kept under running maxima, which cost little
+// beside the exponentials: a thread's 16 columns of a row share one a tile.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/transport_launch.h"

@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(kThreads) StoreKernel(LaunchTable table) {
 struct DualValue {
   double value, rounding;
 };
-// <a, f> + <b, g> - eps (sum P - mass_a mass_b), and what rounding may have added to it: an exponent is a sum of rounded
-// terms, and densities and their sums are rounded too.
+// <a, f> + <b, g> - eps (sum P - mass_a mass_b), and what rounding may have added to it: an exponent is a sum of
+// rounded terms, and densities and their sums are rounded too.
 __device__ DualValue DualOf(const Member& member, int engine) {
   __shared__ double scratch[kThreads];
   const Job& job = member.job;

@@ -1,5 +1,5 @@
-// Half steps f_i = -epsilon LSE_j[log b_j + (g_j - C_ij) / epsilon] and the sums of the plan, for every problem and every
-// arithmetic: tiles of exponents under a running maximum.
+// Half steps f_i = -epsilon LSE_j[log b_j + (g_j - C_ij) / epsilon] and the sums of the plan, for every problem and
+// every arithmetic: tiles of exponents under a running maximum.
 //
 // A block has kTile rows of one engine and a part of its columns.
 #include "kernels/cuda/launch.cuh"

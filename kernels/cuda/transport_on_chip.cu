@@ -1,10 +1,10 @@
 // Whole solves of small float32 problems: the plan's densities stay in registers, all iterations in one launch.
 //
-// A block has one problem of up to 128 x 128: T_ij = 2^(z_ij + row frame_i + column frame_j), 8 x 8 of it per thread, and
-// iterates scalings, u_i = 1 / sum_j T_ij b_j v_j and v_j = 1 / sum_i T_ij a_i u_i: two fused multiply-adds an entry and
-// iteration instead of two exponentials. Frames are potentials frozen when T was made. When scalings drift away from 1
-// the iteration is done by log-sum-exps instead, and T made anew; so is the first. Every kChunk iterations T is made
-// anew whatever happens, so that a solve may be cut there without changing its bits.
+// A block has one problem of up to 128 x 128: T_ij = 2^(z_ij + row frame_i + column frame_j), 8 x 8 of it per thread,
+// and iterates scalings, u_i = 1 / sum_j T_ij b_j v_j and v_j = 1 / sum_i T_ij a_i u_i: two fused multiply-adds an
+// entry and iteration instead of two exponentials. Frames are potentials frozen when T was made. When scalings drift
+// away from 1 the iteration is done by log-sum-exps instead, and T made anew; so is the first. Every kChunk iterations
+// T is made anew whatever happens, so that a solve may be cut there without changing its bits.
 //
 // A half warp owns the rows that it has registers of: row sums need no barrier. Columns are added up over eight warps.
 #include "kernels/cuda/launch.cuh"
@@ -38,8 +38,8 @@ struct OnChipMemory {
   double scale, epsilon, rho[2];
 };
 
-// What needs logarithms in double is called, not inlined: the densities need the registers. `shift`: what is added to the
-// frame's part of the potential, in units of the cost.
+// What needs logarithms in double is called, not inlined: the densities need the registers. `shift`: what is added to
+// the frame's part of the potential, in units of the cost.
 __device__ __noinline__ float RelaxedScaling(float frame, float old, float sum, double shift, double scale,
                                              double epsilon, double rho, double relax) {
   const double phi = (frame + log2(static_cast<double>(old))) / scale;

@@ -1,5 +1,5 @@
-// Inputs to the workspace: points centred on their own mean, masses and their logarithms, first potentials, and from the
-// data's ranges the arithmetic that each member needs.
+// Inputs to the workspace: points centred on their own mean, masses and their logarithms, first potentials, and from
+// the data's ranges the arithmetic that each member needs.
 //
 // Step 0  sums and ranges of chunks of points, ranges of chunks of costs
 // Step 1  centres and boxes of the clouds

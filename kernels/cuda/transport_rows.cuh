@@ -146,8 +146,8 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
   if (side == 1) state->converged = fmax(state->error[0], state->error[1]) <= job.solver.tolerance;
 }
 
-// What follows when row threadIdx.x of this block knows its log2 sum over this block's columns: parts are combined, rows
-// move, and the last block of an engine decides how it goes on. All threads call it.
+// What follows when row threadIdx.x of this block knows its log2 sum over this block's columns: parts are combined,
+// rows move, and the last block of an engine decides how it goes on. All threads call it.
 __device__ inline void FinishRows(const Member& member, const RowBlock& b, int side, Pass pass, int step, double lse,
                                   Geometry geometry) {
   const Job& job = member.job;

@@ -131,8 +131,8 @@ __device__ inline void MakeTile(const TileContext& c, int row0, int col0, TileMe
   }
 }
 
-// (phi - reference) s + log2 mass of one side's point: what its weight adds to an exponent. Potentials may share a large
-// constant; seen from `reference`, the first of the columns', none is larger than the cost's range makes it.
+// (phi - reference) s + log2 mass of one side's point: what its weight adds to an exponent. Potentials may share a
+// large constant; seen from `reference`, the first of the columns', none is larger than the cost's range makes it.
 __device__ inline double Term(const double* phi, const double* log_mass, double reference, double scale, int i) {
   return fma(phi[i] - reference, scale, log_mass[i]);
 }

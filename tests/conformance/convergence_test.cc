@@ -167,8 +167,8 @@ TEST_P(ConvergenceTest, ReachesTheTolerance) {
   }
 }
 
-// Slow modes do not keep STRICT from a tolerance that float32 can express: two mixtures of Gaussians, a hundredth of the
-// iterations that plain updates need.
+// Slow modes do not keep STRICT from a tolerance that float32 can express: two mixtures of Gaussians, a hundredth of
+// the iterations that plain updates need.
 TEST_P(ConvergenceTest, StrictReachesOneMillionthAtSmallEpsilon) {
   Random random(61);
   Transport problem = RandomClouds(1000, 1000, 2, 1, 62);

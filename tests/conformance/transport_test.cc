@@ -176,8 +176,8 @@ TEST_P(TransportTest, RelaxedMarginals) {
   }
 }
 
-// A relaxed potential may move by hundreds of epsilon in one step, and what the rows should sum to may be far below what
-// float32 holds.
+// A relaxed potential may move by hundreds of epsilon in one step, and what the rows should sum to may be far below
+// what float32 holds.
 TEST_P(TransportTest, RelaxedFarFromTheMasses) {
   const double infinity = std::numeric_limits<double>::infinity();
   for (double cost : {100.0, 200.0, 1000.0}) {
