@@ -133,7 +133,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   const bool general = shape.kernel == Kernel::kGeneral;
   // Few of the registers kernel's members need it.
   const int64_t most = general ? multiprocessors * (GeneralThreads(task) <= 128 ? 8 : kSlotsPerMultiprocessor) : 64;
-  const int64_t fitting = std::max<int64_t>(kWorkspaceLimit / shape.slot_bytes, 1);
+  const int64_t fitting = std::max<int64_t>((general ? kWorkspaceLimit : kWorkspaceLimit / 8) / shape.slot_bytes, 1);
   shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting}));
   if (general) return shape;
 
