@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <memory>
@@ -202,13 +201,12 @@ absl::Status Process::StartGrpc() {
   grpc::ServerBuilder builder;
   if (!config_.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   builder.AddListeningPort(config_.listen, *credentials, &port_);
-  service_->Register(&builder);
+  builder.RegisterService(service_->rpc());
   builder.RegisterService(&health_);
   AddChannelArguments(config_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0)
     return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen));
-  service_->Serve();
   return absl::OkStatus();
 }
 
@@ -336,10 +334,6 @@ int Process::Run() {
 }  // namespace sinkhorn
 
 int main(int argc, char** argv) {
-  // Each RPC thread then waits for its own connections alone. gRPC's default on Linux has one thread at a time wait for
-  // all, which hands every event on: 53,000 requests/s on 16 cores, 97,000 so. No gain on two. (Thousands of
-  // connections are for epoll1.)
-  if (std::thread::hardware_concurrency() >= 8) setenv("GRPC_POLL_STRATEGY", "poll", /*overwrite=*/0);
   // The packaged abseil is built with its debug default on: each lock taken would search a graph of all locks held.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<sinkhorn::Config> config = sinkhorn::ParseConfig(argc, argv);

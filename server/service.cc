@@ -1,26 +1,47 @@
 #include "server/service.h"
 
 #include <algorithm>
-#include <memory>
-#include <vector>
+#include <utility>
 
 #include "absl/time/clock.h"
-#include "server/rpc_loop.h"
+#include "server/service_call.h"
 #include "server/service_stream.h"
-#include "server/service_unary.h"
 #include "sinkhorn/v1/sinkhorn.grpc.pb.h"
 
 namespace sinkhorn {
 namespace {
 
-using Contract = v1::SinkhornService;
-// Solve and SolveStream arrive as bytes: decoding a large message is not for gRPC's threads. Solve has queues of its
-// own (rpc_loop.h); the others, of which there are few calls, run on gRPC's threads.
-using Base = Contract::WithRawMethod_Solve<
-    Contract::WithRawCallbackMethod_SolveStream<Contract::WithCallbackMethod_GetServerInfo<Contract::Service>>>;
+// A Solve call: reactor and problem in one.
+class UnaryCall final : public grpc::ServerUnaryReactor, public SolveCall {
+ public:
+  UnaryCall(ServiceContext* context, grpc::CallbackServerContext* rpc, grpc::ByteBuffer* response)
+      : SolveCall(context, DeadlineOf(*rpc), /*in_stream=*/false), rpc_(rpc), response_(response) {}
 
-// Calls that one queue has room for before it has looked at the first of them.
-constexpr int kExpectedCalls = 64;
+  void OnCancel() override { Cancel(); }
+  void OnDone() override { Unref(); }
+
+ private:
+  void Deliver(const Error* error, grpc::ByteBuffer* reply) override {
+    grpc::Status status;
+    if (error == nullptr) {
+      response_->Swap(reply);
+    } else {
+      status = ToGrpcStatus(*error);
+      if (auto pushback = RetryPushback(*error)) rpc_->AddTrailingMetadata("grpc-retry-pushback-ms", *pushback);
+    }
+    context_->CallFinished(status.error_code(), absl::Now() - started_);
+    grpc::ServerUnaryReactor::Finish(std::move(status));
+  }
+
+  grpc::CallbackServerContext* const rpc_;
+  grpc::ByteBuffer* const response_;
+  const absl::Time started_ = absl::Now();
+};
+
+using Contract = v1::SinkhornService;
+// Solve and SolveStream arrive as bytes: decoding a large message is not for gRPC's threads.
+using Base = Contract::WithRawCallbackMethod_Solve<
+    Contract::WithRawCallbackMethod_SolveStream<Contract::WithCallbackMethod_GetServerInfo<Contract::Service>>>;
 
 const char* StateName(ServiceState state) {
   switch (state) {
@@ -45,18 +66,12 @@ class SinkhornServer::Rpc final : public Base {
   ServiceContext* context() { return &context_; }
   StreamRegistry* streams() { return &streams_; }
 
-  void Register(grpc::ServerBuilder* builder) {
-    builder->RegisterService(this);
-    for (int i = 0; i < context_.options.rpc_threads; ++i) {
-      loops_.push_back(std::make_unique<RpcLoop>(builder->AddCompletionQueue()));
-    }
-  }
-
-  void Serve() {
-    for (const auto& loop : loops_) {
-      for (int i = 0; i < kExpectedCalls; ++i) UnaryCall::Expect(&context_, static_cast<Base*>(this), loop.get());
-      loop->Start();
-    }
+  grpc::ServerUnaryReactor* Solve(grpc::CallbackServerContext* rpc, const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override {
+    context_.solve_started->Add();
+    auto* call = new UnaryCall(&context_, rpc, response);
+    call->Start(const_cast<grpc::ByteBuffer*>(request));  // gRPC made it for this call and looks at it no more.
+    return call;
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* SolveStream(grpc::CallbackServerContext* rpc) override {
@@ -103,7 +118,6 @@ class SinkhornServer::Rpc final : public Base {
 
   ServiceContext context_;
   StreamRegistry streams_;
-  std::vector<std::unique_ptr<RpcLoop>> loops_;  // Last: they end before what their calls use.
 };
 
 SinkhornServer::SinkhornServer(const Executors* executors, Metrics* metrics, const ServiceOptions& options)
@@ -111,9 +125,7 @@ SinkhornServer::SinkhornServer(const Executors* executors, Metrics* metrics, con
 
 SinkhornServer::~SinkhornServer() = default;
 
-void SinkhornServer::Register(grpc::ServerBuilder* builder) { rpc_->Register(builder); }
-
-void SinkhornServer::Serve() { rpc_->Serve(); }
+grpc::Service* SinkhornServer::rpc() { return rpc_.get(); }
 
 void SinkhornServer::SetState(ServiceState state) {
   rpc_->context()->state.store(state);

@@ -1,9 +1,9 @@
 // SinkhornService over gRPC: what stands between the wire and the scheduler.
 //
-//   RPC thread -> [decode, validate] -> scheduler -> backend -> [encode] -> RPC thread
+//   gRPC's thread -> [decode, validate] -> scheduler -> backend -> [encode] -> gRPC
 //
 // The bracketed steps run on a small pool of threads, unless the request is so small that handing it over would cost
-// more than doing it. RPC threads never copy, scan or solve anything large. A call that is cancelled or past its
+// more than doing it. gRPC's own threads never copy, scan or solve anything large. A call that is cancelled or past its
 // deadline ends at once where it waits, and at the scheduler's next slice where it runs.
 #ifndef SINKHORN_SERVER_SERVICE_H_
 #define SINKHORN_SERVER_SERVICE_H_
@@ -14,7 +14,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "grpcpp/server_builder.h"
+#include "grpcpp/impl/codegen/service_type.h"
 #include "server/executors.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
@@ -28,8 +28,7 @@ struct ServiceOptions {
   // queue: while they are decoded and while they are sent.
   SchedulerOptions queue;
   int64_t max_receive_message_bytes = 256 << 20;  // Reported by GetServerInfo; gRPC enforces it.
-  int rpc_threads = 1;                            // That receive, decode, encode and send, each with its own queue.
-  int threads = 2;                                // That decode, validate and encode what is large.
+  int threads = 2;                                // That decode, validate and encode.
   int64_t max_pending_decodes = 256;           // Requests that wait for these threads; then QUEUE_FULL. At most 1000.
   int64_t inline_bytes = 64 << 10;             // Smaller requests are decoded where they arrive.
   int64_t stream_read_ahead_requests = 256;    // Of one stream: read but not answered yet.
@@ -55,10 +54,8 @@ class SinkhornServer {
   // REQUIRES: the gRPC server is shut down and the schedulers are stopped.
   ~SinkhornServer();
 
-  // Adds the service, and the queues of its calls, to a gRPC server that is being built.
-  void Register(grpc::ServerBuilder* builder);
-  // Begins to take calls. The gRPC server runs.
-  void Serve();
+  // To be registered with a grpc::ServerBuilder.
+  grpc::Service* rpc();
 
   void SetState(ServiceState state);
   ServiceState state() const;

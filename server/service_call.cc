@@ -23,8 +23,6 @@ using absl::StrCat;
 constexpr size_t kFlatReplyBytes = 16 << 10;
 // Members up to which a reply is encoded on the scheduler's thread, which must not be kept.
 constexpr int64_t kInlineMembers = 4096;
-// Replies of one slice up to which they are encoded and sent there: waking another thread takes longer.
-constexpr int64_t kInlineReplies = 2;
 // Predictions are upper ends within a factor of two or so, so a deadline is hopeless only well below them.
 constexpr double kPredictionSlack = 0.25;
 
@@ -250,12 +248,7 @@ void SolveCall::OnSolved(const TaskResult& result) {
     context_->solve_seconds->Observe(compute_seconds_);
     if (report.d2h_seconds > 0) context_->d2h_seconds->Observe(report.d2h_seconds);
   }
-  if (result.handed_over > kInlineReplies && Defer()) return;
-  Answer();
-}
-
-void SolveCall::Answer() {
-  if (!result_.status.ok()) return Fail(SolveError(result_));
+  if (!result.status.ok()) return Fail(SolveError(result));
   if (prepared_.problem.count > kInlineMembers && context_->TrySchedule([this] { Encode(); })) return;
   Encode();
 }
@@ -409,7 +402,8 @@ grpc::Status ToGrpcStatus(const Error& error) {
   return grpc::Status(static_cast<grpc::StatusCode>(error.code), error.message, ToRpcStatus(error).SerializeAsString());
 }
 
-absl::Time DeadlineOf(std::chrono::system_clock::time_point deadline) {
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  const std::chrono::system_clock::time_point deadline = context.deadline();
   return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture() : absl::FromChrono(deadline);
 }
 

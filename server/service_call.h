@@ -6,7 +6,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -42,13 +41,6 @@ class SolveCall {
   virtual ~SolveCall() = default;
   // The outcome, exactly once. `error` null: `reply` is the encoded SolveResponse (SolveStreamResponse in a stream).
   virtual void Deliver(const Error* error, grpc::ByteBuffer* reply) = 0;
-  // Asked when the problem is solved, on a lane's thread, where many are and that has better to do than to encode and
-  // send: true takes over, and calls Answer on another thread.
-  virtual bool Defer() { return false; }
-  void Answer();
-
-  // Before Start.
-  void set_deadline(absl::Time deadline) { deadline_ = deadline; }
 
   ServiceContext* const context_;
   const std::string& request_id() const { return request_id_; }
@@ -73,7 +65,7 @@ class SolveCall {
   void Account(const Error* error) const;
   const char* ProblemName() const;
 
-  absl::Time deadline_;
+  const absl::Time deadline_;
   const bool in_stream_;
   const Executor* executor_;  // Whose device solves it; chosen when it is decoded.
   absl::Time arrived_;
@@ -102,7 +94,7 @@ class SolveCall {
 // The gRPC form of an error.
 grpc::Status ToGrpcStatus(const Error& error);
 // A gRPC deadline as absl's time.
-absl::Time DeadlineOf(std::chrono::system_clock::time_point deadline);
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context);
 
 }  // namespace sinkhorn
 

