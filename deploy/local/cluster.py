@@ -1,7 +1,7 @@
 """Replicas of the server behind Envoy on this machine: what deploy/local.sh shows and tests/deploy tries out.
 
 Needs Python's standard library only. Replicas speak mutual TLS; so does Envoy with them; clients need the authority's
-certificate. All addresses are on loopback.
+certificate. All addresses are on loopback, unless replicas have hosts of their own.
 """
 
 import contextlib
@@ -43,10 +43,17 @@ class Replica:
     """A server process that can be started again on the same ports."""
 
     command: list
+    address: str
     port: int
     metrics_port: int
     log_path: pathlib.Path
     process: subprocess.Popen | None = None
+
+    def target(self):
+        return f"{self.address}:{self.port}"
+
+    def metrics(self):
+        return get(f"http://{self.address}:{self.metrics_port}/metrics")
 
     def start(self):
         with open(self.log_path, "ab") as log:
@@ -54,7 +61,7 @@ class Replica:
 
     def ready(self):
         try:
-            return 'sinkhorn_server_state{state="ready"} 1' in get(f"http://127.0.0.1:{self.metrics_port}/metrics")
+            return 'sinkhorn_server_state{state="ready"} 1' in self.metrics()
         except OSError:
             return False
 
@@ -72,9 +79,11 @@ class Replica:
 
 
 class Cluster:
-    """`with Cluster(folder, server, envoy) as cluster:` has all replicas ready and Envoy's opinion that they are."""
+    """`with Cluster(folder, server, envoy) as cluster:` has all replicas ready and Envoy's opinion that they are.
 
-    def __init__(self, folder, server, envoy, replicas=3, flags=()):
+    hosts: for each replica (address, what to put before a command so that it runs there); none: all on loopback."""
+
+    def __init__(self, folder, server, envoy, replicas=3, flags=(), hosts=None):
         self.folder, self.envoy_binary = pathlib.Path(folder), envoy
         self.folder.mkdir(parents=True, exist_ok=True)
         self.certificates = self.folder / "certificates"
@@ -84,10 +93,11 @@ class Cluster:
         secret = [f"--tls_cert={self.certificates}/tls.crt", f"--tls_key={self.certificates}/tls.key"]
         secret.append(f"--tls_client_ca={self.certificates}/ca.crt")
         self.replicas = []
-        for index, (port, metrics_port) in enumerate(zip(ports[0::2], ports[1::2], strict=True)):
-            listen = [f"--listen=127.0.0.1:{port}", f"--metrics_listen=127.0.0.1:{metrics_port}"]
-            command = [server, *listen, *secret, *flags]
-            self.replicas.append(Replica(command, port, metrics_port, self.folder / f"replica{index}.log"))
+        for index, (address, there) in enumerate(hosts or [("127.0.0.1", [])] * replicas):
+            port, metrics_port = ports[2 * index : 2 * index + 2]
+            listen = [f"--listen={address}:{port}", f"--metrics_listen={address}:{metrics_port}"]
+            command, log_path = [*there, server, *listen, *secret, *flags], self.folder / f"replica{index}.log"
+            self.replicas.append(Replica(command, address, port, metrics_port, log_path))
         self.envoy = self.haproxy = None
 
     # ---- Clients ----
@@ -100,7 +110,7 @@ class Cluster:
 
     def every_replica(self):
         """An address that a client balances over by itself."""
-        return "ipv4:" + ",".join(f"127.0.0.1:{replica.port}" for replica in self.replicas)
+        return "ipv4:" + ",".join(replica.target() for replica in self.replicas)
 
     # ---- Life ----
 
@@ -132,7 +142,7 @@ class Cluster:
         lines = ["HTTP/1.1 200 OK", "content-type: application/grpc", "content-length: 0", "grpc-status: 14"]
         unavailable.write_text("\r\n".join([*lines, "grpc-message: no replica answered", "", ""]))
         host, port = self.haproxy_address.split(":")
-        servers = [f"  server replica{i} 127.0.0.1:{replica.port}" for i, replica in enumerate(self.replicas)]
+        servers = [f"  server replica{i} {replica.target()}" for i, replica in enumerate(self.replicas)]
         path = self.folder / "haproxy.cfg"
         path.write_text(
             string.Template((HERE / "haproxy.cfg").read_text()).substitute(
@@ -148,7 +158,7 @@ class Cluster:
         self._await(lambda: accepts(host, int(port)), "haproxy listens", seconds=10)
 
     def start_envoy(self):
-        addresses = [{"address": "127.0.0.1", "port_value": replica.port} for replica in self.replicas]
+        addresses = [{"address": replica.address, "port_value": replica.port} for replica in self.replicas]
         endpoints = [{"endpoint": {"address": {"socket_address": address}}} for address in addresses]
         config = string.Template((HERE / "envoy.yaml").read_text()).substitute(
             host="127.0.0.1",

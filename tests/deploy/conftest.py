@@ -5,10 +5,10 @@ The programs are those of bazel-bin, or of $SINKHORN_SERVER, $SINKHORN_CLI and $
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +19,16 @@ import yaml
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SERVICE = "sinkhorn.v1.SinkhornService"
+
+
+def load_module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+local_cluster = load_module(DEPLOY / "local/cluster.py")  # Replicas behind Envoy, as deploy/local.sh has them.
 
 
 def program(variable, path):
@@ -35,15 +45,6 @@ def programs():
         "cli": program("SINKHORN_CLI", "client/cli/sinkhorn"),
         "loadgen": program("SINKHORN_LOADGEN", "client/loadgen/sinkhorn_loadgen"),
     }
-
-
-def free_ports(count):
-    """Ports that nobody listens on now; all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def from_pip(name):

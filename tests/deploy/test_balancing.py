@@ -1,13 +1,13 @@
 """Replicas behind a real Envoy and a real haproxy, in the configurations of deploy/local, and behind clients that balance by
-themselves: what callers notice when a replica is killed or freezes, or when all are replaced one by one.
+themselves: what callers notice when a replica is killed, freezes or cannot be reached, or when all are replaced one by one.
 
-Every reply is checked: its marginals against its certificate, and the same bits for the same input whoever solved it.
+Each replica has a host of its own: a network namespace, joined to the others by a bridge. Every reply is checked: its marginals against its certificate, and the same bits for the same input whoever solved it.
 """
 
 import collections
-import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -15,25 +15,70 @@ import time
 
 import pytest
 
-from .conftest import DEPLOY
+from .conftest import DEPLOY, local_cluster
 
 MIX = "normalization:32x4x4:20=0.8,dense:40x30:50:value=0.1,point_cloud:50x60x3:20:gradient=0.1"
 # Long enough for Envoy to notice (half a second), short enough for a test.
 FLAGS = ["--drain_grace=1500ms", "--drain_timeout=10s", "--threads=1"]
 
 
-def load_module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+class Host:
+    """A network namespace on the bridge `hub`, at `address`."""
+
+    def __init__(self, hub, name, address):
+        self.hub, self.name, self.address = hub, name, address
+        self.command = ["ip", "netns", "exec", name]
+        ip("netns", "add", name)
+
+    def join(self):
+        name, hub, address = self.name, self.hub, self.address
+        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("link", "set", name, "master", hub, "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+        ip("-n", name, "link", "set", "eth0", "up")
+        # Known for good, or the first second of silence would end in "no route" rather than in silence.
+        link = json.loads(ip("-n", name, "-json", "link", "show", "eth0"))[0]["address"]
+        ip("neighbour", "replace", address, "lladdr", link, "dev", hub, "nud", "permanent")
+
+    def cut(self):
+        """What is sent to it or by it is lost, and nobody is told."""
+        ip("link", "set", self.name, "nomaster")
+
+    def mend(self):
+        ip("link", "set", self.name, "master", self.hub)
+
+
+def ip(*arguments):
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=10).stdout
 
 
 @pytest.fixture(scope="module")
-def cluster(programs, from_pip, tmp_path_factory):
-    module = load_module(DEPLOY / "local/cluster.py")
-    with module.Cluster(tmp_path_factory.mktemp("cluster"), programs["server"], from_pip("envoy"), flags=FLAGS) as made:
-        made.get = module.get
+def hosts():
+    """Three hosts; none if this user may not make them."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        yield []
+        return
+    number, made = os.getpid(), []
+    hub, network = f"sink{number}", f"10.{100 + number // 250 % 100}.{number % 250}"
+    ip("link", "add", hub, "type", "bridge")
+    try:
+        ip("address", "add", f"{network}.1/24", "dev", hub)
+        ip("link", "set", hub, "up")
+        for index in range(3):
+            made.append(Host(hub, f"{hub}-{index}", f"{network}.{index + 2}"))
+            made[-1].join()
+        yield made
+    finally:
+        ip("link", "delete", hub)
+        for host in made:
+            ip("netns", "delete", host.name)
+
+
+@pytest.fixture(scope="module")
+def cluster(programs, hosts, from_pip, tmp_path_factory):
+    folder, places = tmp_path_factory.mktemp("cluster"), [(host.address, host.command) for host in hosts]
+    with local_cluster.Cluster(folder, programs["server"], from_pip("envoy"), flags=FLAGS, hosts=places) as made:
         made.start_haproxy()
         yield made
     for replica in made.replicas:
@@ -59,8 +104,11 @@ class Load:
     def answered(self):
         return sum(report["all"]["requests"] for report in self.reports if "all" in report)
 
-    def result(self):
-        """(answers, {error: how many}), all answers right."""
+    def result(self, at_least, seconds=60):
+        """(answers, {error: how many}), all answers right. Goes on until it has `at_least` answers, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while self.answered() < at_least and time.monotonic() < deadline:
+            time.sleep(0.1)
         self.ending.set()
         self.thread.join()
         errors = collections.Counter()
@@ -88,16 +136,16 @@ def load(programs, cluster):
         one.thread.join()
 
 
-def solved(replica, cluster):
-    text = cluster.get(f"http://127.0.0.1:{replica.metrics_port}/metrics")
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("sinkhorn_outcomes_total{"))
+def solved(replica):
+    lines = replica.metrics().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("sinkhorn_outcomes_total{"))
 
 
 def check(one, errors=frozenset()):
-    """Right answers, and no errors but these."""
-    answers, seen = one.result()
+    """More than a hundred right answers, and no errors but these."""
+    answers, seen = one.result(at_least=101)
     assert {error.split("/")[0] for error in seen} <= errors, seen
-    assert answers > 0
+    assert answers > 100
 
 
 def ways(cluster):
@@ -105,9 +153,9 @@ def ways(cluster):
     return [cluster.address, cluster.haproxy_address, cluster.every_replica()]
 
 
-def await_calls(cluster, replica):
-    before, deadline = solved(replica, cluster), time.monotonic() + 30
-    while solved(replica, cluster) <= before:
+def await_calls(replica):
+    before, deadline = solved(replica), time.monotonic() + 30
+    while solved(replica) <= before:
         assert time.monotonic() < deadline, "the replica gets no calls"
         time.sleep(0.1)
 
@@ -123,7 +171,7 @@ def test_a_killed_replica(cluster, load):
     time.sleep(1.5)
     killed.start()
     cluster.await_replicas()
-    await_calls(cluster, killed)
+    await_calls(killed)
     for one in retrying:
         check(one)
     for one in plain:
@@ -139,7 +187,7 @@ def test_all_replicas_replaced(cluster, load):
     time.sleep(0.5)
     for replica in cluster.replicas:
         assert cluster.restart(replica) == 0
-    await_calls(cluster, cluster.replicas[-1])
+    await_calls(cluster.replicas[-1])
     check(behind_envoy)
     check(behind_haproxy)
     check(alone, {"CANCELLED"})
@@ -159,6 +207,26 @@ def test_a_frozen_replica(cluster, load):
         frozen.signal(signal.SIGCONT)
     cluster.await_healthy(len(cluster.replicas))
     check(before)
+
+
+def test_a_replica_out_of_reach(cluster, hosts, load):
+    """Its traffic moves within seconds; the calls that it holds are answered when it can be reached again."""
+    if not hosts:
+        pytest.skip("only root makes network namespaces")
+    before = [load(attempts=5, address=address) for address in ways(cluster)]
+    time.sleep(0.5)
+    hosts[0].cut()
+    try:
+        cluster.await_healthy(len(hosts) - 1, seconds=5)
+        during = [load(attempts=1, address=address) for address in ways(cluster)[:2]]
+        for one in during:
+            check(one)
+    finally:
+        hosts[0].mend()
+    cluster.await_healthy(len(hosts))
+    await_calls(cluster.replicas[0])
+    for one in before:
+        check(one)
 
 
 @pytest.mark.skipif(os.environ.get("SINKHORN_TEST_LONG") != "1", reason="takes 20 s: set SINKHORN_TEST_LONG=1")

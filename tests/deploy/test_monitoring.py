@@ -16,7 +16,7 @@ import prometheus_client.parser
 import pytest
 import yaml
 
-from .conftest import DEPLOY, free_ports
+from .conftest import DEPLOY, local_cluster
 
 ALERTS = DEPLOY / "prometheus/alerts.yml"
 
@@ -92,7 +92,7 @@ def hasty(text):
 class Prometheus:
     def __init__(self, folder, targets):
         folder.mkdir(parents=True, exist_ok=True)
-        (self.port,) = free_ports(1)
+        (self.port,) = local_cluster.free_ports(1)
         (folder / "alerts.yml").write_text(hasty(ALERTS.read_text()))
         config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "250ms"}
@@ -137,7 +137,7 @@ def observed(programs, tmp_path_factory):
     """Two replicas that have seen everything a replica can see, one of them still under load, and a Prometheus."""
     assert shutil.which("prometheus"), "deploy/install.sh"
     folder = tmp_path_factory.mktemp("observed")
-    ports = free_ports(4)
+    ports = local_cluster.free_ports(4)
     replicas, processes = [], []
     faults = "--inject_fault=bug@40"  # One request ends as INTERNAL.
     try:
