@@ -2,8 +2,7 @@
 //
 // Start: listens at once but refuses solves (WARMING) until the golden problems are solved right. Stop (SIGTERM or
 // SIGINT): health says NOT_SERVING and requests are still taken for --drain_grace; then they are refused, what was
-// accepted has
-// --drain_timeout to finish, and the process exits 0. A second signal exits at once. A lost device: exit 1.
+// accepted has --drain_timeout to finish, and the process exits 0. A second signal exits at once. A lost device: exit 1.
 #include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -31,6 +30,7 @@
 #include "server/fault.h"
 #include "server/gauges.h"
 #include "server/golden.h"
+#include "server/grpc_log.h"
 #include "server/health.h"
 #include "server/log.h"
 #include "server/metrics.h"
@@ -54,7 +54,7 @@ constexpr absl::Duration kFlushTimeout = absl::Seconds(2);  // For replies still
 // a silence, in which clients have heard that they should go elsewhere; but not a longer wait than this.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
 constexpr absl::Duration kSilenceTimeout = absl::Seconds(2);
-constexpr int kCertificateRefreshSeconds = 10;
+constexpr int kCertificateRefreshSeconds = 2;
 
 // ---- Devices --------------------------------------------------------------------------------------------------------
 
@@ -341,5 +341,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "sinkhorn_server: %s\n", std::string(config.status().message()).c_str());
     return sinkhorn::kExitUsage;
   }
+  sinkhorn::ForwardGrpcLog();
   return sinkhorn::Process(*config).Run();
 }

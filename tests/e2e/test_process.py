@@ -1,4 +1,4 @@
-"""The server as a process: clients that die, signals, health, flags, TLS."""
+"""The server as a process: clients that die, signals, health, flags, the log."""
 
 import json
 import os
@@ -230,65 +230,6 @@ def test_help_and_version(run_binary):
         assert f"--{flag} (" in help_text
     assert "absl" not in help_text, "the libraries' flags are not ours"
     assert run_binary("--version").stdout.startswith("sinkhorn_server ")
-
-
-# ---- TLS ------------------------------------------------------------------------------------------------------------
-
-
-def make_certificate(folder, name, authority=None):
-    """A key and a certificate for localhost, signed by itself or by `authority`."""
-    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-        "-days",
-        "2",
-        "-subj",
-        f"/CN={name}",
-        "-addext",
-        "subjectAltName=DNS:localhost",
-    ]
-    if authority is not None:
-        command += ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key"]
-    subprocess.run(command, check=True, capture_output=True)
-    return key, certificate
-
-
-def test_tls(api, start, tmp_path):
-    key, certificate = make_certificate(tmp_path, "server")
-    server = start(f"--tls_key={key}", f"--tls_cert={certificate}")
-    request = api.normalization(np.zeros((2, 2), np.float32))
-    with api.stub(server, root_certificates=certificate.read_bytes()) as stub:
-        assert stub.Solve(request, timeout=20).HasField("plan")
-    with api.stub(server) as plain, pytest.raises(grpc.RpcError):
-        plain.Solve(request, timeout=5)
-
-
-def test_clients_need_a_certificate_when_an_authority_is_given(api, start, tmp_path):
-    key, certificate = make_certificate(tmp_path, "server")
-    client_key, client_certificate = make_certificate(tmp_path, "client")
-    server = start(f"--tls_key={key}", f"--tls_cert={certificate}", f"--tls_client_ca={client_certificate}")
-    request = api.normalization(np.zeros((2, 2), np.float32))
-    root = certificate.read_bytes()
-    with api.stub(
-        server,
-        root_certificates=root,
-        private_key=client_key.read_bytes(),
-        certificate_chain=client_certificate.read_bytes(),
-    ) as stub:
-        assert stub.Solve(request, timeout=20).HasField("plan")
-    with api.stub(server, root_certificates=root) as stub, pytest.raises(grpc.RpcError):
-        stub.Solve(request, timeout=5)
 
 
 # ---- The log --------------------------------------------------------------------------------------------------------
