@@ -1,0 +1,403 @@
+// Sides from 33 to 1,024: a block solves a member, float32 in the linear domain. K = exp(W - row maximum) is kept in
+// registers where it fits, else in the workspace, from which L2 serves it; an iteration reads it once.
+//
+// A warp takes a row: its lanes hold every 32nd column of v, the row of K, and of the column sums that the warp
+// gathers. So a row's sum, its scaling u_i and its share u_i K_ij of the column sums need K_ij once.
+//
+// Here: what a member has in memory, its marginals, its start, and a pass over its rows and columns. What is made of
+// them: normalization_stream.cuh.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_BASE_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_BASE_CUH_
+
+#include "kernels/cuda/normalization_registers.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+constexpr float kStreamRange = 60, kStreamSmallest = 1e-37f;
+
+// Columns of a lane, warps, and rows of a warp that stay in registers (0: none do).
+template <int kLaneColumns, int kBlockWarpCount, int kKeptRows>
+struct StreamShape {
+  static constexpr int C = kLaneColumns, kWarpCount = kBlockWarpCount, kKept = kKeptRows;
+  static constexpr int kThreadCount = 32 * kWarpCount, kColumns = 32 * C;
+  static constexpr int kRows = kKept == 0 ? 1024 : kKept * kWarpCount;  // At most.
+};
+using Stream64 = StreamShape<2, 4, 16>;
+using Stream128 = StreamShape<4, 16, 8>;
+using Stream256 = StreamShape<8, 16, 0>;
+using Stream512 = StreamShape<16, 16, 0>;
+using Stream1024 = StreamShape<32, 8, 0>;
+
+// Floats of shared memory, and of a slot of the workspace.
+template <class Shape>
+__host__ __device__ constexpr int64_t StreamSharedFloats(int64_t rows) {
+  return (Shape::kWarpCount + 4) * Shape::kColumns + 4 * rows + 32;
+}
+template <class Shape>
+__host__ __device__ constexpr int64_t StreamMatrixRows(int64_t rows) {
+  return Shape::kKept > 0 ? Shape::kRows : rows;
+}
+template <class Shape>
+__host__ __device__ inline int64_t StreamSlotFloats(const Task& task) {
+  const int64_t rows = task.rows, cols = Shape::kColumns;
+  return StreamMatrixRows<Shape>(rows) * cols +
+         (task.unrolled ? (int64_t{task.iterations} + 1) * 2 * (rows + cols) : 0);
+}
+
+// The first reduction of a warp's kRows sums over its lanes: lane l ends with the whole sum of row l % kRows.
+template <int kRows>
+__device__ inline float ScatterSums(float (&s)[kRows], int lane) {
+#pragma unroll
+  for (int half = kRows / 2; half >= 1; half /= 2) {
+    const bool upper = (lane & half) != 0;
+#pragma unroll
+    for (int k = 0; k < half; ++k) {
+      const float mine = upper ? s[k + half] : s[k], other = upper ? s[k] : s[k + half];
+      s[k] = mine + __shfl_xor_sync(kFullMask, other, half);
+    }
+  }
+  float sum = s[0];
+#pragma unroll
+  for (int mask = kRows; mask < 32; mask *= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
+  return sum;
+}
+
+__device__ inline float WarpSum(float x) {
+#pragma unroll
+  for (int mask = 16; mask >= 1; mask /= 2) x += __shfl_xor_sync(kFullMask, x, mask);
+  return x;
+}
+__device__ inline float WarpMax(float x) {
+#pragma unroll
+  for (int mask = 16; mask >= 1; mask /= 2) x = fmaxf(x, __shfl_xor_sync(kFullMask, x, mask));
+  return x;
+}
+
+// A member's memory and the steps that all of its course is made of.
+template <class Shape>
+class StreamBase {
+ public:
+  static constexpr int C = Shape::C, W = Shape::kWarpCount, kKept = Shape::kKept, kColumns = Shape::kColumns;
+
+ protected:
+  __device__ StreamBase(const Task& task, float* shared, float* slot)
+      : task_(task),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x / 32),
+        parts_(shared),
+        v_(parts_ + W * kColumns),
+        c_(v_ + kColumns),
+        col_bar_(c_ + kColumns),
+        v_now_(col_bar_ + kColumns),
+        u_(v_now_ + kColumns),
+        r_(u_ + task.rows),
+        next_u_(r_ + task.rows),
+        row_bar_(next_u_ + task.rows),
+        scalars_(row_bar_ + task.rows),
+        k_(slot),
+        history_(slot + StreamMatrixRows<Shape>(task.rows) * kColumns) {}
+
+  __device__ int64_t At(int i, int j) const {
+    return task_.transposed ? int64_t{j} * task_.m + i : int64_t{i} * task_.m + j;
+  }
+  __device__ float Load(const Tensor& tensor, int64_t size, int64_t at) const {
+    return LoadAs<float>(tensor.dtype, tensor.data, (tensor.shared ? 0 : member_ * size) + at);
+  }
+  __device__ float Logit(int i, int j) const {
+    const int row = task_.transposed ? j : i, col = task_.transposed ? i : j;
+    const int bin = task_.has_dustbin ? 1 : 0, n = task_.n - bin, m = task_.m - bin;
+    if (row >= n || col >= m) return Load(task_.dustbin, 1, 0);
+    return Load(task_.logits, int64_t{n} * m, int64_t{row} * m + col);
+  }
+  __device__ static float Raised(float w, float floor) { return w < floor ? floor : w; }
+
+  // ---- Sums over the block, to all threads; order what was written before -------------------------------------------
+  __device__ float BlockSum(float x) {
+    x = WarpSum(x);
+    __syncthreads();  // The memory is free.
+    if (lane_ == 0) scalars_[warp_] = x;
+    __syncthreads();  // The warps' are there.
+    float sum = scalars_[0];
+    for (int w = 1; w < W; ++w) sum += scalars_[w];
+    return sum;
+  }
+  __device__ float BlockMax(float x) {
+    x = WarpMax(x);
+    __syncthreads();  // The memory is free.
+    if (lane_ == 0) scalars_[warp_] = x;
+    __syncthreads();  // The warps' are there.
+    float max = scalars_[0];
+    for (int w = 1; w < W; ++w) max = fmaxf(max, scalars_[w]);
+    return max;
+  }
+  template <class Term>
+  __device__ float SumOf(int size, Term term) {
+    float sum = 0;
+    for (int k = threadIdx.x; k < size; k += Shape::kThreadCount) sum += term(k);
+    return BlockSum(sum);
+  }
+
+  // ---- Marginals, scaled to the total `rows` ------------------------------------------------------------------------
+  __device__ void LoadMarginals() {
+    const int bin = task_.has_dustbin ? 1 : 0;
+    LoadSide(task_.transposed ? task_.column_marginals : task_.row_marginals, task_.rows - bin, task_.rows, r_);
+    LoadSide(task_.transposed ? task_.row_marginals : task_.column_marginals, task_.cols - bin, kColumns, c_);
+    float row_total = SumOf(task_.rows - bin, [&](int k) { return r_[k]; });
+    float col_total = SumOf(task_.cols - bin, [&](int k) { return c_[k]; });
+    if (bin == 1) {
+      if (threadIdx.x == 0) {
+        r_[task_.rows - 1] = col_total;
+        c_[task_.cols - 1] = row_total;
+      }
+      row_total = col_total = row_total + col_total;
+      __syncthreads();  // The dustbin's are there.
+    }
+    range_ = 0;
+    if (task_.own_marginals || bin == 1) range_ = LogRange(r_, task_.rows) + LogRange(c_, task_.cols);
+    const float total = static_cast<float>(task_.rows);
+    row_scale_ = total / row_total;
+    col_scale_ = total / col_total;
+    for (int k = threadIdx.x; k < task_.rows; k += Shape::kThreadCount) r_[k] *= row_scale_;
+    for (int k = threadIdx.x; k < task_.cols; k += Shape::kThreadCount) c_[k] *= col_scale_;
+    const float guard = static_cast<float>(task_.guard_value);
+    const float row_guard = guard * col_scale_, col_guard = guard * row_scale_;
+    const bool add = task_.guard == Guard::kAdd, most = task_.guard == Guard::kMax;
+    row_add_ = add ? row_guard : 0;
+    col_add_ = add ? col_guard : 0;
+    row_most_ = most ? row_guard : kStreamSmallest;
+    col_most_ = most ? col_guard : kStreamSmallest;
+    guards_fit_ =
+        task_.guard == Guard::kNone || (fmaxf(row_guard, col_guard) <= 1e6f && fminf(row_guard, col_guard) >= 1e-12f);
+    __syncthreads();  // The marginals are there.
+  }
+  __device__ void LoadSide(const Tensor& tensor, int size, int padded, float* x) {
+    for (int k = threadIdx.x; k < padded; k += Shape::kThreadCount) {
+      x[k] = k >= size ? 0.0f : tensor.data == nullptr ? 1.0f : Load(tensor, size, k);
+    }
+    __syncthreads();  // They are there.
+  }
+  __device__ float LogRange(const float* x, int size) {
+    float low = FLT_MAX, high = 0;
+    for (int k = threadIdx.x; k < size; k += Shape::kThreadCount) {
+      low = fminf(low, x[k]);
+      high = fmaxf(high, x[k]);
+    }
+    high = BlockMax(high);
+    low = -BlockMax(-low);
+    return low > 0 ? logf(high / low) : FLT_MAX;
+  }
+
+  // ---- Start --------------------------------------------------------------------------------------------------------
+  struct RowStart {  // K = scale e^(max(W, floor) - top) + added
+    float top, scale, added;
+  };
+  __device__ RowStart StartOf(int i, float (&w)[C]) const {
+    float top = task_.floor32;
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      const int j = lane_ + 32 * c;
+      w[c] = j < task_.cols ? Logit(i, j) : 0;
+      if (j < task_.cols) top = fmaxf(top, w[c]);
+    }
+    RowStart start = {WarpMax(top), 1, 0};
+    if (task_.softmax) {
+      float sum = 0;
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        if (lane_ + 32 * c < task_.cols) sum += Exp(Raised(w[c], task_.floor32) - start.top);
+      }
+      start.scale = r_[i] / (row_scale_ * WarpSum(sum));
+      start.added = static_cast<float>(task_.offset);
+    } else if (task_.offset > 0) {
+      const float log_offset = logf(static_cast<float>(task_.offset));
+      start.top = fmaxf(start.top, log_offset);
+      start.added = Exp(log_offset - start.top);
+    }
+    return start;
+  }
+  // Of the kept rows, number k of this warp.
+  __device__ int KeptRow(int k) const { return warp_ * (kKept > 0 ? kKept : 1) + k; }
+
+  __device__ bool Start() {
+    const bool plain = !task_.softmax && task_.offset == 0;
+    float narrow = 0, smallest = 1, lowest_row = FLT_MAX, lowest_logit = FLT_MAX;
+    const auto one = [&](int i, float(&k)[C]) {
+      float w[C];
+      const RowStart start = StartOf(i, w);
+      lowest_row = fminf(lowest_row, start.top);
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        const bool inside = lane_ + 32 * c < task_.cols;
+        const float x = Raised(w[c], task_.floor32) - start.top;
+        k[c] = inside ? fmaf(start.scale, Exp(x), start.added) : 0.0f;
+        if (inside) {
+          lowest_logit = fminf(lowest_logit, w[c]);
+          narrow = fminf(narrow, x);
+          smallest = fminf(smallest, k[c]);
+        }
+      }
+      if (lane_ != 0) return;
+      u_[i] = task_.softmax                 ? row_scale_
+              : task_.guard != Guard::kNone ? expf(fminf(start.top, kStreamRange)) * col_scale_
+                                            : 1.0f;
+    };
+    if constexpr (kKept > 0) {
+#pragma unroll 1
+      for (int k = 0; k < kKept; ++k) {
+        float row[C] = {};
+        if (KeptRow(k) < task_.rows) one(KeptRow(k), row);
+#pragma unroll
+        for (int c = 0; c < C; ++c) k_[int64_t{KeptRow(k)} * kColumns + lane_ + 32 * c] = row[c];
+      }
+      __syncwarp();
+#pragma unroll
+      for (int k = 0; k < kKept; ++k) {
+#pragma unroll
+        for (int c = 0; c < C; ++c) kept_[k][c] = k_[int64_t{KeptRow(k)} * kColumns + lane_ + 32 * c];
+      }
+    } else {
+#pragma unroll 1
+      for (int i = warp_; i < task_.rows; i += W) {
+        float row[C];
+        one(i, row);
+#pragma unroll
+        for (int c = 0; c < C; ++c) k_[int64_t{i} * kColumns + lane_ + 32 * c] = row[c];
+      }
+    }
+    for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) v_[j] = j < task_.cols ? 1 : 0;
+    const float range = kStreamRange - range_;
+    bool safe = guards_fit_ && range > 0 && (plain ? narrow >= -range : smallest >= Exp(-range));
+    if (task_.guard != Guard::kNone && !task_.softmax) safe = safe && lowest_row >= kLowestRow;
+    if (task_.unrolled) safe = safe && lowest_logit > task_.floor32;
+    safe = __syncthreads_and(safe);
+    if (task_.unrolled && safe) Remember(0);
+    return safe;
+  }
+
+  // ---- A pass: row sums with x, what `row` makes of them, and the columns' sums of it in parts_ ---------------------
+  // row(i, sum), on one lane, returns the multiplier of the row.
+  template <class RowOf>
+  __device__ void Pass(const float* x, RowOf row) {
+    float xs[C], sums[C];
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      xs[c] = x[lane_ + 32 * c];
+      sums[c] = 0;
+    }
+    if constexpr (kKept > 0) {
+      float s[kKept];
+#pragma unroll
+      for (int k = 0; k < kKept; ++k) {
+        s[k] = 0;
+#pragma unroll
+        for (int c = 0; c < C; ++c) s[k] = fmaf(kept_[k][c], xs[c], s[k]);
+      }
+      const float sum = ScatterSums<kKept>(s, lane_);
+      const int i = KeptRow(lane_ % kKept);
+      const float multiplier = lane_ < kKept && i < task_.rows ? row(i, sum) : 0.0f;
+#pragma unroll
+      for (int k = 0; k < kKept; ++k) {
+        const float one = __shfl_sync(kFullMask, multiplier, k);
+#pragma unroll
+        for (int c = 0; c < C; ++c) sums[c] = fmaf(one, kept_[k][c], sums[c]);
+      }
+    } else {
+      constexpr int kTogether = C <= 8 ? 4 : C <= 16 ? 2 : 1;
+#pragma unroll 1
+      for (int i = warp_; i < task_.rows; i += W * kTogether) {
+        float k[kTogether][C], s[kTogether];
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e) {
+          const float* from = k_ + int64_t{min(i + W * e, task_.rows - 1)} * kColumns + lane_;
+#pragma unroll
+          for (int c = 0; c < C; ++c) k[e][c] = from[32 * c];
+        }
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e) {
+          s[e] = 0;
+#pragma unroll
+          for (int c = 0; c < C; ++c) s[e] = fmaf(k[e][c], xs[c], s[e]);
+        }
+        float sum = 0;  // Lane e takes row e.
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e) {
+          s[e] = WarpSum(s[e]);
+          if (lane_ == e) sum = s[e];
+        }
+        const int mine = i + W * lane_;
+        const float multiplier = lane_ < kTogether && mine < task_.rows ? row(mine, sum) : 0.0f;
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e) {
+          const float one = __shfl_sync(kFullMask, multiplier, e);
+#pragma unroll
+          for (int c = 0; c < C; ++c) sums[c] = fmaf(one, k[e][c], sums[c]);
+        }
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < C; ++c) parts_[warp_ * kColumns + lane_ + 32 * c] = sums[c];
+    __syncthreads();  // The parts are there.
+  }
+  // column(j, sum) for each column; then all is there. Returns this thread's sum of what it returns.
+  template <class ColumnOf>
+  __device__ float Columns(ColumnOf column) {
+    float total = 0;
+    for (int j = threadIdx.x; j < task_.cols; j += Shape::kThreadCount) {
+      float sum = parts_[j];
+#pragma unroll
+      for (int w = 1; w < W; ++w) sum += parts_[w * kColumns + j];
+      total += column(j, sum);
+    }
+    __syncthreads();  // What the columns wrote is there, the parts are free.
+    return total;
+  }
+
+  // ---- History: the vectors of all iterations ----------------------------------------------------------------------
+  __device__ float* HistoryU(int t) const { return history_ + int64_t{t} * 2 * (task_.rows + kColumns); }
+  __device__ float* HistoryX(int t) const { return HistoryU(t) + task_.rows; }
+  __device__ float* HistoryV(int t) const { return HistoryX(t) + task_.rows; }
+  __device__ float* HistoryY(int t) const { return HistoryV(t) + kColumns; }
+  __device__ void Remember(int t) {
+    for (int i = threadIdx.x; i < task_.rows; i += Shape::kThreadCount) HistoryU(t)[i] = u_[i];
+    for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(t)[j] = v_[j];
+  }
+
+  const Task& task_;
+  const int lane_;
+  const int warp_;
+  int64_t member_ = 0;
+
+  // Shared memory.
+  float* const parts_;  // [W, kColumns]: the warps' sums of columns
+  float* const v_;      // [kColumns]
+  float* const c_;      // Marginals of the columns.
+  float* const col_bar_;
+  float* const v_now_;
+  float* const u_;  // [rows]
+  float* const r_;  // Marginals of the rows.
+  float* const next_u_;
+  float* const row_bar_;
+  float* const scalars_;  // [W]
+
+  // The workspace.
+  float* const k_;        // [rows, kColumns]
+  float* const history_;  // u, x, v, y of each iteration
+
+  float kept_[kKept > 0 ? kKept : 1][C];
+  float row_scale_ = 1;
+  float col_scale_ = 1;
+  float range_ = 0;
+  float row_add_ = 0;
+  float col_add_ = 0;
+  float row_most_ = 0;
+  float col_most_ = 0;
+  bool guards_fit_ = true;
+};
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_BASE_CUH_
