@@ -6,7 +6,6 @@
 namespace sinkhorn {
 namespace cpu {
 namespace {
-constexpr double kLog2E = 1.4426950408889634074;
 constexpr int64_t kChunkPairs = int64_t{1} << 16;
 }  // namespace
 

@@ -10,7 +10,6 @@
 namespace sinkhorn {
 namespace cpu {
 namespace {
-constexpr double kLog2E = 1.4426950408889634074;
 
 // The tensor's memory from `offset` on if it holds floats that may be read in place.
 const float* AlignedFloats(const TensorView& view, int64_t offset) {

@@ -18,6 +18,8 @@
 namespace sinkhorn {
 namespace cpu {
 
+constexpr double kLog2E = 1.4426950408889634074;
+
 // One measure's support, as double: coordinates centred, with what was subtracted. Empty for dense problems.
 struct Cloud {
   int64_t count = 0, dim = 0;

@@ -6,71 +6,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/transport_blocks.h"
 #include "kernels/cpu/transport_bound.h"
 #include "kernels/cpu/transport_engine.h"
+#include "kernels/cpu/transport_outputs.h"
 
 namespace sinkhorn {
 namespace cpu {
 namespace {
 
-constexpr double kLog2E = 1.4426950408889634074;
 constexpr int64_t kChunkPairs = int64_t{1} << 20;
-constexpr int64_t kPartPairs = int64_t{1} << 18;  // Of a cost matrix, loaded at a time.
 // Seconds per pair on one thread, for budgets: reading a density; making one, and per dimension of a product.
 constexpr double kReadSeconds = 0.12e-9, kMakeSeconds = 0.3e-9, kProductSeconds = 0.012e-9;
-
-std::vector<double> LoadMember(const TensorView& view, int64_t index, int64_t count) {
-  std::vector<double> values;
-  if (view) {
-    values.resize(count);
-    LoadAsDouble(view.dtype, view.data, view.shared ? 0 : index * count, count, values.data());
-  }
-  return values;
-}
-
-std::vector<double> Masses(const TensorView& view, int64_t index, int64_t count) {
-  return view ? LoadMember(view, index, count) : std::vector<double>(count, 1.0 / count);
-}
-
-}  // namespace
-
-int64_t MemberInputs::PartCount(const Problem& problem) {
-  if (problem.kind == ProblemKind::kPointCloud) return 0;
-  return std::min({problem.n, int64_t{64}, (problem.n * problem.m + kPartPairs - 1) / kPartPairs});
-}
-
-void MemberInputs::SurveyPart(int64_t part) {
-  const int64_t parts = costs.size();
-  costs[part] = RangeOf(problem.transport.cost, index, problem.n, problem.m, problem.n * part / parts,
-                        problem.n * (part + 1) / parts);
-}
-
-void MemberInputs::Load() {
-  const TransportInputs& in = problem.transport;
-  const SolverOptions& solver = problem.solver;
-  a = Masses(in.a, index, problem.n);
-  b = Masses(in.b, index, problem.m);
-  f = LoadMember(in.initial_f, index, problem.n);
-  g = LoadMember(in.initial_g, index, problem.m);
-  const bool unbalanced = !std::isinf(solver.rho_a) || !std::isinf(solver.rho_b);
-  double range = 0;
-  if (problem.kind == ProblemKind::kDense) {
-    CostRange all = costs[0];
-    for (const CostRange& some : costs) all = {std::min(all.min, some.min), std::max(all.max, some.max)};
-    cost_max = std::max(std::abs(all.min), std::abs(all.max));
-    range = all.max - all.min;
-  } else {
-    x = MakeCloud(in.x, index, problem.n, problem.dim);
-    y = MakeCloud(in.y, index, problem.m, problem.dim);
-    const double radius = std::max(x.radius, y.radius);
-    cost_max = 2 * in.kappa * (solver.debias ? radius * radius : x.radius * y.radius);
-    if (unbalanced || solver.epsilon_decay > 0) range = BoxCost(x, y, in.kappa);
-    if (unbalanced) cost_max += range;  // Damping acts on whole potentials: their shift no longer cancels.
-  }
-  epsilon_start = std::max(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
-}
-
-namespace {
 
 template <typename TE, typename T>
 class TypedMember final : public TransportMember {
@@ -141,11 +88,6 @@ class TypedMember final : public TransportMember {
   void Project(int64_t i, double mass, const double* product);
   void StartBound();
   void Finish();
-  void StoreScalars();
-  void StoreGradients();
-  void Store(const OutputView& view, const double* values, int64_t count) const {
-    if (view) StoreFromDouble(view.dtype, values, count, view.data, index_ * count);
-  }
 
   const Problem& problem_;  // The work's: outlives this.
   const int64_t index_;
@@ -203,7 +145,7 @@ void TypedMember<TE, T>::EndPhase() {
     case Stage::kIterate:
       engines_.back()->EndPhase();
       if (!engine().finished()) return;
-      if (!engine().finite()) {
+      if (!engine().answer().finite()) {
         status_ = absl::FailedPreconditionError(
             absl::StrCat("the potentials are not finite after ", engine().convergence().iterations,
                          " iterations; increase epsilon (", problem_.solver.epsilon, ") or use precision DOUBLE"));
@@ -308,7 +250,7 @@ void TypedMember<TE, T>::ApplyBlock(int64_t row, double* linear, Scratch* scratc
   T* plan = reinterpret_cast<T*>(workspace + cost.WorkspaceSize(side));
   T* plan_row = plan + cost.block_size(side);
   double sums[kRowBlock];
-  engines_[which]->PlanRows(side, rows, plan, sums, workspace);
+  PlanRows(engines_[which]->state(), side, rows, plan, sums, workspace);
 
   const bool first = which == 0 && side == 0;
   if (first && out().value_linear != nullptr) {
@@ -368,79 +310,25 @@ void TypedMember<TE, T>::StartBound() {
   } else {
     bound_cost_ = std::make_unique<CostSource<double, double>>(problem_.transport.cost, index_, problem_.n, problem_.m);
   }
-  const Buffer<double>* masses[2] = {&engines_[0]->mass(0), &engines_[0]->mass(1)};
-  const Buffer<double>* potentials[2] = {&engines_[0]->potential(0), &engines_[0]->potential(1)};
+  const TransportAnswer::Side* sides = engines_[0]->answer().side;
+  const Buffer<double>* masses[2] = {&sides[0].mass, &sides[1].mass};
+  const Buffer<double>* potentials[2] = {&sides[0].potential, &sides[1].potential};
   bound_ = std::make_unique<PrimalBound>(bound_cost_.get(), problem_.solver.epsilon, masses, potentials);
 }
 
-// ---- Stores
-// -------------------------------------------------------------------------------------------------------------
-
 template <typename TE, typename T>
 void TypedMember<TE, T>::Finish() {
-  StoreScalars();
-  Store(out().f, engines_[0]->potential(0).data(), problem_.n);
-  Store(out().g, engines_[0]->potential(1).data(), problem_.m);
-  Store(out().row_sums, engines_[0]->marginal(0).data(), problem_.n);
-  Store(out().column_sums, engines_[0]->marginal(1).data(), problem_.m);
-  for (int self = 1; self < static_cast<int>(engines_.size()); ++self) {
-    Buffer<double> mean(size(self - 1));
-    for (int64_t i = 0; i < mean.size(); ++i) {
-      mean[i] = (engines_[self]->potential(0)[i] + engines_[self]->potential(1)[i]) / 2;
-    }
-    Store(self == 1 ? out().f_aa : out().g_bb, mean.data(), mean.size());
+  TransportResults results;
+  for (const auto& e : engines_) results.answers.push_back(&e->answer());
+  for (int side = 0; side < 2; ++side) results.gradient[side] = gradient_[side].data();
+  results.value_linear = -linear_sum_ * problem_.solver.epsilon / kLog2E;
+  for (int side = 0; side < 2 && out().value_linear != nullptr; ++side) {
+    const Buffer<double>& marginal = results.answers[0]->side[side].marginal;
+    for (int64_t i = 0; i < size(side); ++i) results.value_linear += marginal[i] * costs_[0]->shift(side)[i];
   }
-  StoreGradients();
+  if (bound_ != nullptr) results.primal_bound = bound_->value();
+  StoreOutputs(problem_, index_, results);
   stage_ = Stage::kDone;
-}
-
-template <typename TE, typename T>
-void TypedMember<TE, T>::StoreScalars() {
-  const Engine& cross = *engines_[0];
-  const double epsilon = problem_.solver.epsilon;
-  double value = out().value != nullptr || out().dual_bound != nullptr ? cross.DualValue() : 0;
-  if (out().dual_bound != nullptr) out().dual_bound[index_] = value - cross.DualValueRounding();
-  if (out().primal_bound != nullptr) out().primal_bound[index_] = bound_->value();
-  if (out().value_linear != nullptr) {
-    double linear = -linear_sum_ * epsilon / kLog2E;
-    for (int side = 0; side < 2; ++side) {
-      for (int64_t i = 0; i < size(side); ++i) linear += cross.marginal(side)[i] * costs_[0]->shift(side)[i];
-    }
-    out().value_linear[index_] = linear;
-  }
-  if (problem_.solver.debias && out().value != nullptr) {
-    const double difference = cross.total_mass(0) - cross.total_mass(1);
-    value += epsilon / 2 * difference * difference;
-    for (int self = 1; self <= 2; ++self) value -= engines_[self]->DualValue() / 2;
-  }
-  if (out().value != nullptr) out().value[index_] = value;
-}
-
-template <typename TE, typename T>
-void TypedMember<TE, T>::StoreGradients() {
-  Store(out().gradient_x, gradient_[0].data(), problem_.n * problem_.dim);
-  Store(out().gradient_y, gradient_[1].data(), problem_.m * problem_.dim);
-  const double epsilon = problem_.solver.epsilon;
-  // d(dual) / d mass_i of one engine's problem, one argument at a time.
-  const auto derivative = [epsilon](const Engine& engine, int side, double rho, int64_t i) {
-    const double f = engine.potential(side)[i];
-    return (std::isinf(rho) ? f : -rho * std::expm1(-f / rho)) -
-           epsilon * (engine.marginal_ratio(side, i) - engine.total_mass(1 - side));
-  };
-  for (int side = 0; side < 2; ++side) {
-    const OutputView& view = side == 0 ? out().gradient_a : out().gradient_b;
-    if (!view) continue;
-    const double rho = side == 0 ? problem_.solver.rho_a : problem_.solver.rho_b;
-    Buffer<double> gradient(size(side));
-    for (int64_t i = 0; i < gradient.size(); ++i) {
-      gradient[i] = derivative(*engines_[0], side, rho, i);
-      if (!problem_.solver.debias) continue;
-      const Engine& self = *engines_[1 + side];
-      gradient[i] -= (derivative(self, 0, rho, i) + derivative(self, 1, rho, i)) / 2;
-      gradient[i] += epsilon * (engines_[0]->total_mass(side) - engines_[0]->total_mass(1 - side));
-    }
-    Store(view, gradient.data(), gradient.size());
-  }
 }
 
 }  // namespace

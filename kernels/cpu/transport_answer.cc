@@ -1,0 +1,49 @@
+#include "kernels/cpu/transport_answer.h"
+
+#include <cmath>
+
+namespace sinkhorn {
+namespace cpu {
+
+double TransportAnswer::Side::total_mass() const {
+  double sum = 0;
+  for (double m : mass) sum += m;
+  return sum;
+}
+
+bool TransportAnswer::finite() const {
+  for (const Side& s : side) {
+    for (int64_t i = 0; i < s.size; ++i) {
+      if (!std::isfinite(s.potential[i]) || std::isnan(s.ratio[i])) return false;
+      if (std::isinf(s.ratio[i]) && !cut_short) return false;
+    }
+  }
+  return true;
+}
+
+double TransportAnswer::DualValue() const {
+  double value = epsilon * side[0].total_mass() * side[1].total_mass(), plan_mass = 0;
+  for (const Side& s : side) {
+    for (int64_t i = 0; i < s.size; ++i) {
+      const double f = s.potential[i];
+      if (s.mass[i] > 0) value += s.mass[i] * (std::isinf(s.rho) ? f : -s.rho * std::expm1(-f / s.rho));
+    }
+  }
+  for (int64_t i = 0; i < side[0].size; ++i) plan_mass += side[0].marginal[i];
+  return value - epsilon * plan_mass;
+}
+
+// The objective is exact for the potentials but for the mass of P: an exponent is a sum of rounded terms, and
+// densities, weights and sums are rounded too.
+double TransportAnswer::DualValueRounding() const {
+  double plan_mass = 0, terms = epsilon * side[0].total_mass() * side[1].total_mass();
+  for (const Side& s : side) {
+    for (int64_t i = 0; i < s.size; ++i) terms += std::abs(s.mass[i] * s.potential[i]);
+  }
+  for (int64_t i = 0; i < side[0].size; ++i) plan_mass += side[0].marginal[i];
+  const double exponent = exponent_rounding * (side[0].largest + side[1].largest);
+  return epsilon * plan_mass * (exponent + density_rounding) + 1e-13 * terms;
+}
+
+}  // namespace cpu
+}  // namespace sinkhorn

@@ -1,0 +1,66 @@
+#include "kernels/cpu/transport_inputs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/half.h"
+
+namespace sinkhorn {
+namespace cpu {
+namespace {
+
+constexpr int64_t kPartPairs = int64_t{1} << 18;  // Of a cost matrix, loaded at a time.
+
+std::vector<double> LoadMember(const TensorView& view, int64_t index, int64_t count) {
+  std::vector<double> values;
+  if (view) {
+    values.resize(count);
+    LoadAsDouble(view.dtype, view.data, view.shared ? 0 : index * count, count, values.data());
+  }
+  return values;
+}
+
+std::vector<double> Masses(const TensorView& view, int64_t index, int64_t count) {
+  return view ? LoadMember(view, index, count) : std::vector<double>(count, 1.0 / count);
+}
+
+}  // namespace
+
+int64_t MemberInputs::PartCount(const Problem& problem) {
+  if (problem.kind == ProblemKind::kPointCloud) return 0;
+  return std::min({problem.n, int64_t{64}, (problem.n * problem.m + kPartPairs - 1) / kPartPairs});
+}
+
+void MemberInputs::SurveyPart(int64_t part) {
+  const int64_t parts = costs.size();
+  costs[part] = RangeOf(problem.transport.cost, index, problem.n, problem.m, problem.n * part / parts,
+                        problem.n * (part + 1) / parts);
+}
+
+void MemberInputs::Load() {
+  const TransportInputs& in = problem.transport;
+  const SolverOptions& solver = problem.solver;
+  a = Masses(in.a, index, problem.n);
+  b = Masses(in.b, index, problem.m);
+  f = LoadMember(in.initial_f, index, problem.n);
+  g = LoadMember(in.initial_g, index, problem.m);
+  const bool unbalanced = !std::isinf(solver.rho_a) || !std::isinf(solver.rho_b);
+  double range = 0;
+  if (problem.kind == ProblemKind::kDense) {
+    CostRange all = costs[0];
+    for (const CostRange& some : costs) all = {std::min(all.min, some.min), std::max(all.max, some.max)};
+    cost_max = std::max(std::abs(all.min), std::abs(all.max));
+    range = all.max - all.min;
+  } else {
+    x = MakeCloud(in.x, index, problem.n, problem.dim);
+    y = MakeCloud(in.y, index, problem.m, problem.dim);
+    const double radius = std::max(x.radius, y.radius);
+    cost_max = 2 * in.kappa * (solver.debias ? radius * radius : x.radius * y.radius);
+    if (unbalanced || solver.epsilon_decay > 0) range = BoxCost(x, y, in.kappa);
+    if (unbalanced) cost_max += range;  // Damping acts on whole potentials: their shift no longer cancels.
+  }
+  epsilon_start = std::max(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
+}
+
+}  // namespace cpu
+}  // namespace sinkhorn
