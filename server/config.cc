@@ -1,5 +1,6 @@
 #include "server/config.h"
 
+#include <algorithm>
 #include <thread>
 #include <vector>
 
@@ -62,7 +63,12 @@ ABSL_FLAG(int64_t, max_receive_message_bytes, 256 << 20, "Bytes of a request.");
 ABSL_FLAG(int64_t, max_reply_bytes, int64_t{1} << 30, "Bytes of a reply.");
 
 // ---- RPC ----
-ABSL_FLAG(int, io_threads, 2, "Threads that decode, check and encode requests too large for gRPC's own threads.");
+ABSL_FLAG(
+    int, rpc_threads, 0,
+    "Threads that receive, decode, encode and send requests. 0: half of the cores, at most 8. On 8 cores and more "
+    "each polls its own connections, unless the environment variable GRPC_POLL_STRATEGY says epoll1, which suits "
+    "thousands of connections.");
+ABSL_FLAG(int, io_threads, 2, "Threads that decode, check and encode requests too large for these.");
 ABSL_FLAG(int, keepalive_time_ms, 60000, "Milliseconds after which a silent connection is pinged.");
 ABSL_FLAG(absl::Duration, max_connection_age, absl::Minutes(5),
           "Age at which a connection is asked to go, so that clients spread over new replicas. 'inf': never.");
@@ -225,6 +231,10 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   CheckBackend(checker, &config);
   CheckLimits(checker, &config);
   CheckTls(checker, &config);
+  config.service.rpc_threads = IN_RANGE(rpc_threads, 0, 256);
+  if (config.service.rpc_threads == 0) {
+    config.service.rpc_threads = std::min(8u, std::max(1u, std::thread::hardware_concurrency() / 2));
+  }
   config.service.threads = IN_RANGE(io_threads, 1, 1024);
   config.service.log_requests = absl::GetFlag(FLAGS_log_requests);
   config.service.version = kVersion;

@@ -1,47 +1,26 @@
 #include "server/service.h"
 
 #include <algorithm>
-#include <utility>
+#include <memory>
+#include <vector>
 
 #include "absl/time/clock.h"
-#include "server/service_call.h"
+#include "server/rpc_loop.h"
 #include "server/service_stream.h"
+#include "server/service_unary.h"
 #include "sinkhorn/v1/sinkhorn.grpc.pb.h"
 
 namespace sinkhorn {
 namespace {
 
-// A Solve call: reactor and problem in one.
-class UnaryCall final : public grpc::ServerUnaryReactor, public SolveCall {
- public:
-  UnaryCall(ServiceContext* context, grpc::CallbackServerContext* rpc, grpc::ByteBuffer* response)
-      : SolveCall(context, DeadlineOf(*rpc), /*in_stream=*/false), rpc_(rpc), response_(response) {}
-
-  void OnCancel() override { Cancel(); }
-  void OnDone() override { Unref(); }
-
- private:
-  void Deliver(const Error* error, grpc::ByteBuffer* reply) override {
-    grpc::Status status;
-    if (error == nullptr) {
-      response_->Swap(reply);
-    } else {
-      status = ToGrpcStatus(*error);
-      if (auto pushback = RetryPushback(*error)) rpc_->AddTrailingMetadata("grpc-retry-pushback-ms", *pushback);
-    }
-    context_->CallFinished(status.error_code(), absl::Now() - started_);
-    grpc::ServerUnaryReactor::Finish(std::move(status));
-  }
-
-  grpc::CallbackServerContext* const rpc_;
-  grpc::ByteBuffer* const response_;
-  const absl::Time started_ = absl::Now();
-};
-
 using Contract = v1::SinkhornService;
-// Solve and SolveStream arrive as bytes: decoding a large message is not for gRPC's threads.
-using Base = Contract::WithRawCallbackMethod_Solve<
+// Solve and SolveStream arrive as bytes: decoding a large message is not for gRPC's threads. Solve has queues of its
+// own (rpc_loop.h); the others, of which there are few calls, run on gRPC's threads.
+using Base = Contract::WithRawMethod_Solve<
     Contract::WithRawCallbackMethod_SolveStream<Contract::WithCallbackMethod_GetServerInfo<Contract::Service>>>;
+
+// Calls that one queue has room for before it has looked at the first of them.
+constexpr int kExpectedCalls = 64;
 
 const char* StateName(ServiceState state) {
   switch (state) {
@@ -66,12 +45,31 @@ class SinkhornServer::Rpc final : public Base {
   ServiceContext* context() { return &context_; }
   StreamRegistry* streams() { return &streams_; }
 
-  grpc::ServerUnaryReactor* Solve(grpc::CallbackServerContext* rpc, const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response) override {
-    context_.solve_started->Add();
-    auto* call = new UnaryCall(&context_, rpc, response);
-    call->Start(const_cast<grpc::ByteBuffer*>(request));  // gRPC made it for this call and looks at it no more.
-    return call;
+  ~Rpc() override {
+    if (server_ != nullptr) Shutdown(absl::Now());
+  }
+
+  bool Start(grpc::ServerBuilder* builder) {
+    builder->RegisterService(this);
+    for (int i = 0; i < context_.options.rpc_threads; ++i) {
+      loops_.push_back(std::make_unique<RpcLoop>(builder->AddCompletionQueue()));
+    }
+    server_ = builder->BuildAndStart();
+    if (server_ == nullptr) return false;
+    for (const auto& loop : loops_) {
+      for (int i = 0; i < kExpectedCalls; ++i) UnaryCall::Expect(&context_, static_cast<Base*>(this), loop.get());
+      loop->Start();
+    }
+    return true;
+  }
+
+  void Shutdown(absl::Time deadline) {
+    server_->Shutdown(absl::ToChronoTime(deadline));
+    // It does not wait for the queues: they still have to tell the calls that nobody came for, and what comes out of
+    // them refers to the gRPC server.
+    while (context_.calls.load() > 0) absl::SleepFor(absl::Milliseconds(1));
+    loops_.clear();
+    server_.reset();
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* SolveStream(grpc::CallbackServerContext* rpc) override {
@@ -118,6 +116,8 @@ class SinkhornServer::Rpc final : public Base {
 
   ServiceContext context_;
   StreamRegistry streams_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::unique_ptr<RpcLoop>> loops_;
 };
 
 SinkhornServer::SinkhornServer(const Executors* executors, Metrics* metrics, const ServiceOptions& options)
@@ -125,7 +125,9 @@ SinkhornServer::SinkhornServer(const Executors* executors, Metrics* metrics, con
 
 SinkhornServer::~SinkhornServer() = default;
 
-grpc::Service* SinkhornServer::rpc() { return rpc_.get(); }
+bool SinkhornServer::Start(grpc::ServerBuilder* builder) { return rpc_->Start(builder); }
+
+void SinkhornServer::Shutdown(absl::Time deadline) { rpc_->Shutdown(deadline); }
 
 void SinkhornServer::SetState(ServiceState state) {
   rpc_->context()->state.store(state);

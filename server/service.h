@@ -1,9 +1,9 @@
 // SinkhornService over gRPC: what stands between the wire and the scheduler.
 //
-//   gRPC's thread -> [decode, validate] -> scheduler -> backend -> [encode] -> gRPC
+//   RPC thread -> [decode, validate] -> scheduler -> backend -> [encode] -> RPC thread
 //
 // The bracketed steps run on a small pool of threads, unless the request is so small that handing it over would cost
-// more than doing it. gRPC's own threads never copy, scan or solve anything large. A call that is cancelled or past its
+// more than doing it. RPC threads never copy, scan or solve anything large. A call that is cancelled or past its
 // deadline ends at once where it waits, and at the scheduler's next slice where it runs.
 #ifndef SINKHORN_SERVER_SERVICE_H_
 #define SINKHORN_SERVER_SERVICE_H_
@@ -14,7 +14,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "grpcpp/impl/codegen/service_type.h"
+#include "grpcpp/server_builder.h"
 #include "server/executors.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
@@ -28,7 +28,8 @@ struct ServiceOptions {
   // queue: while they are decoded and while they are sent.
   SchedulerOptions queue;
   int64_t max_receive_message_bytes = 256 << 20;  // Reported by GetServerInfo; gRPC enforces it.
-  int threads = 2;                                // That decode, validate and encode.
+  int rpc_threads = 1;                            // That receive, decode, encode and send, each with its own queue.
+  int threads = 2;                                // That decode, validate and encode what is large.
   int64_t max_pending_decodes = 256;           // Requests that wait for these threads; then QUEUE_FULL. At most 1000.
   int64_t inline_bytes = 64 << 10;             // Smaller requests are decoded where they arrive.
   int64_t stream_read_ahead_requests = 256;    // Of one stream: read but not answered yet.
@@ -51,11 +52,15 @@ class SinkhornServer {
  public:
   // All outlive the service. Solves may come as soon as the state is kReady.
   SinkhornServer(const Executors* executors, Metrics* metrics, const ServiceOptions& options);
-  // REQUIRES: the gRPC server is shut down and the schedulers are stopped.
+  // REQUIRES: the schedulers are stopped, if Start was not followed by Shutdown.
   ~SinkhornServer();
 
-  // To be registered with a grpc::ServerBuilder.
-  grpc::Service* rpc();
+  // Adds the service to the gRPC server that is being built, starts it and keeps it. False: it cannot listen. Whatever
+  // else was registered with `builder` outlives the service.
+  bool Start(grpc::ServerBuilder* builder);
+  // Ends the gRPC server: no call comes any more, and those unanswered at `deadline` are cancelled. Returns when the
+  // last call has ended. REQUIRES: Start returned true; the schedulers run, or are stopped.
+  void Shutdown(absl::Time deadline);
 
   void SetState(ServiceState state);
   ServiceState state() const;

@@ -23,6 +23,8 @@ using absl::StrCat;
 constexpr size_t kFlatReplyBytes = 16 << 10;
 // Members up to which a reply is encoded on the scheduler's thread, which must not be kept.
 constexpr int64_t kInlineMembers = 4096;
+// Replies of one slice up to which they are encoded and sent there: waking another thread takes longer.
+constexpr int64_t kInlineReplies = 2;
 // Predictions are upper ends within a factor of two or so, so a deadline is hopeless only well below them.
 constexpr double kPredictionSlack = 0.25;
 
@@ -91,7 +93,9 @@ SolveCall::SolveCall(ServiceContext* context, absl::Time deadline, bool in_strea
       deadline_(deadline),
       in_stream_(in_stream),
       executor_(&context->executors->front()),
-      arena_(InitialBlock(arena_block_, sizeof(arena_block_))) {}
+      arena_(InitialBlock(arena_block_, sizeof(arena_block_))) {
+  context->calls.fetch_add(1);
+}
 
 void SolveCall::Start(grpc::ByteBuffer* message) {
   arrived_ = absl::Now();
@@ -248,7 +252,12 @@ void SolveCall::OnSolved(const TaskResult& result) {
     context_->solve_seconds->Observe(compute_seconds_);
     if (report.d2h_seconds > 0) context_->d2h_seconds->Observe(report.d2h_seconds);
   }
-  if (!result.status.ok()) return Fail(SolveError(result));
+  if (result.handed_over > kInlineReplies && Defer()) return;
+  Answer();
+}
+
+void SolveCall::Answer() {
+  if (!result_.status.ok()) return Fail(SolveError(result_));
   if (prepared_.problem.count > kInlineMembers && context_->TrySchedule([this] { Encode(); })) return;
   Encode();
 }
@@ -402,8 +411,7 @@ grpc::Status ToGrpcStatus(const Error& error) {
   return grpc::Status(static_cast<grpc::StatusCode>(error.code), error.message, ToRpcStatus(error).SerializeAsString());
 }
 
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
-  const std::chrono::system_clock::time_point deadline = context.deadline();
+absl::Time DeadlineOf(std::chrono::system_clock::time_point deadline) {
   return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture() : absl::FromChrono(deadline);
 }
 

@@ -6,6 +6,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -34,13 +35,23 @@ class SolveCall {
 
   void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
   void Unref() {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    ServiceContext* context = context_;
+    delete this;
+    context->calls.fetch_sub(1);
   }
 
  protected:
   virtual ~SolveCall() = default;
   // The outcome, exactly once. `error` null: `reply` is the encoded SolveResponse (SolveStreamResponse in a stream).
   virtual void Deliver(const Error* error, grpc::ByteBuffer* reply) = 0;
+  // Asked when the problem is solved, on a lane's thread, where many are and that has better to do than to encode and
+  // send: true takes over, and calls Answer on another thread.
+  virtual bool Defer() { return false; }
+  void Answer();
+
+  // Before Start.
+  void set_deadline(absl::Time deadline) { deadline_ = deadline; }
 
   ServiceContext* const context_;
   const std::string& request_id() const { return request_id_; }
@@ -65,7 +76,7 @@ class SolveCall {
   void Account(const Error* error) const;
   const char* ProblemName() const;
 
-  const absl::Time deadline_;
+  absl::Time deadline_;
   const bool in_stream_;
   const Executor* executor_;  // Whose device solves it; chosen when it is decoded.
   absl::Time arrived_;
@@ -94,7 +105,7 @@ class SolveCall {
 // The gRPC form of an error.
 grpc::Status ToGrpcStatus(const Error& error);
 // A gRPC deadline as absl's time.
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context);
+absl::Time DeadlineOf(std::chrono::system_clock::time_point deadline);
 
 }  // namespace sinkhorn
 

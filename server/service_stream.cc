@@ -56,7 +56,7 @@ void StreamRegistry::EndAll() {
 // ---- The stream -----------------------------------------------------------------------------------------------------
 
 StreamCall::StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc)
-    : context_(context), registry_(registry), deadline_(DeadlineOf(*rpc)) {
+    : context_(context), registry_(registry), deadline_(DeadlineOf(rpc->deadline())) {
   context_->metrics->calls_started.With({kSolveStreamMethod})->Add();
   registry_->Add(this);
   {

@@ -200,6 +200,7 @@ def test_memory_limit(rendered, defaults, overlay):
         assert int(set_flags["threads"]) == int(limits["cpu"]), "or throttled threads hold up the others"
     else:
         assert limits["nvidia.com/gpu"] == "1"
+    assert 0 < int(set_flags["rpc_threads"]) <= int(limits["cpu"]), "0 counts the node's cores, not the limit"
     assert size(limits["memory"]) >= 2 * queue + working + GIBIBYTE
     assert limits == server_container(documents)["resources"]["requests"], "nobody else's memory is promised"
 

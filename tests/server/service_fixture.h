@@ -34,7 +34,6 @@ class ServiceTest : public testing::Test {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Executors> executors_;
   std::unique_ptr<SinkhornServer> service_;
-  std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::SinkhornService::Stub> stub_;
 
@@ -51,9 +50,7 @@ class ServiceTest : public testing::Test {
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.SetMaxReceiveMessageSize(max_receive_message_bytes_);
-    builder.RegisterService(service_->rpc());
-    server_ = builder.BuildAndStart();
-    ASSERT_NE(server_, nullptr);
+    ASSERT_TRUE(service_->Start(&builder));
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // Each failure is seen once.
@@ -63,9 +60,9 @@ class ServiceTest : public testing::Test {
   }
 
   void TearDown() override {
-    if (server_ == nullptr) return;
+    if (channel_ == nullptr) return;
     backend_.hold = false;
-    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(5));
+    service_->Shutdown(absl::Now() + absl::Seconds(5));
     EXPECT_TRUE(service_->AwaitIdle(absl::Now() + absl::Seconds(5))) << "a call ended without being counted out";
     scheduler_->Stop();
     EXPECT_EQ(backend_.alive, 0);

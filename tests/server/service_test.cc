@@ -107,6 +107,27 @@ TEST_F(ServiceTest, ManyClientsAtOnce) {
   EXPECT_EQ(metrics_.calls_started.With({"sinkhorn.v1.SinkhornService/Solve"})->value(), 400);
 }
 
+// gRPC's shutdown does not wait until the queues are empty: their threads may still be taking from them what refers to
+// the gRPC server, which must not go before.
+TEST_F(ServiceTest, ComesAndGoesManyTimes) {
+  Start();
+  options_.rpc_threads = 3;
+  for (int i = 0; i < 30; ++i) {
+    SinkhornServer service(executors_.get(), &metrics_, options_);
+    service.SetState(ServiceState::kReady);
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    ASSERT_TRUE(service.Start(&builder));
+    const auto stub = v1::SinkhornService::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    v1::SolveResponse response;
+    ASSERT_TRUE(stub->Solve(&context, Normalization(), &response).ok());
+    if (i % 2 == 0) service.Shutdown(absl::Now());  // Its destructor does so too.
+  }
+}
+
 TEST_F(ServiceTest, ServerInfo) {
   options_.version = "9.8.7";
   options_.limits.max_points = 12345;

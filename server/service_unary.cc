@@ -1,0 +1,58 @@
+// The references of a call: one for each event that is to come (arrival, done, finished), besides SolveCall's own.
+#include "server/service_unary.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace sinkhorn {
+
+UnaryCall::UnaryCall(ServiceContext* context, RpcLoop* loop, ExpectNext expect_next, void* service)
+    : SolveCall(context, absl::InfiniteFuture(), /*in_stream=*/false),
+      loop_(loop),
+      expect_next_(expect_next),
+      service_(service),
+      responder_(&rpc_),
+      arrived_event_(this, &UnaryCall::OnArrived),
+      done_event_(this, &UnaryCall::OnDone),
+      finished_event_(this, &UnaryCall::OnFinished) {
+  rpc_.AsyncNotifyWhenDone(&done_event_);
+}
+
+void UnaryCall::OnArrived(bool ok) {
+  if (!ok) return Unref();  // The server shuts down: none came.
+  expect_next_(context_, service_, loop_);
+  started_ = absl::Now();
+  context_->solve_started->Add();
+  set_deadline(DeadlineOf(rpc_.deadline()));
+  Ref();  // Of OnDone.
+  Ref();  // Of OnFinished.
+  Start(&request_);
+  Unref();
+}
+
+void UnaryCall::OnDone(bool) {
+  if (rpc_.IsCancelled()) Cancel();
+  Unref();
+}
+
+void UnaryCall::OnFinished(bool) { Unref(); }
+
+bool UnaryCall::Defer() {
+  loop_->Post(this);
+  return true;
+}
+
+void UnaryCall::Deliver(const Error* error, grpc::ByteBuffer* reply) {
+  const absl::Duration duration = absl::Now() - started_;
+  if (error == nullptr) {
+    context_->CallFinished(grpc::StatusCode::OK, duration);
+    return responder_.Finish(*reply, grpc::Status::OK, &finished_event_);
+  }
+  const grpc::Status status = ToGrpcStatus(*error);
+  if (auto pushback = RetryPushback(*error)) rpc_.AddTrailingMetadata("grpc-retry-pushback-ms", *pushback);
+  context_->CallFinished(status.error_code(), duration);
+  responder_.FinishWithError(status, &finished_event_);
+}
+
+}  // namespace sinkhorn
