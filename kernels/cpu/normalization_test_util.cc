@@ -5,7 +5,10 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
 #include "kernels/cpu/half.h"
 
 namespace sinkhorn {
@@ -20,6 +23,46 @@ Vector Tensor::values() const {
   Vector values(size_);
   LoadAsDouble(dtype_, bytes_.data(), 0, size_, values.data());
   return values;
+}
+
+const std::vector<oracle::NamedRecipe>& TestRecipes() {
+  using oracle::CustomRecipe;
+  static const auto* recipes = new std::vector<oracle::NamedRecipe>{
+      {"LOG_ROW_COLUMN", LogRowColumnRecipe()},
+      {"EXP_COLUMN_ROW", ExpColumnRowRecipe()},
+      {"DEEPSEEK", DeepSeekRecipe()},
+      // Guards so large that they act on most sums.
+      {"max, rows first", CustomRecipe(Start::kExp, 0, Order::kRowColumn, Guard::kMax, .5)},
+      {"max, columns first", CustomRecipe(Start::kExp, 0, Order::kColumnRow, Guard::kMax, .5)},
+      {"add, columns first, offset", CustomRecipe(Start::kExp, .01, Order::kColumnRow, Guard::kAdd, .25)},
+      {"softmax", CustomRecipe(Start::kRowSoftmax, 0, Order::kRowColumn, Guard::kNone, 0)},
+      {"softmax, max", CustomRecipe(Start::kRowSoftmax, .001, Order::kRowColumn, Guard::kMax, .9)},
+      {"floor", CustomRecipe(Start::kExp, 0, Order::kRowColumn, Guard::kNone, 0, -.5)},
+  };
+  return *recipes;
+}
+
+Request RandomRequest(Shape shape, int64_t count, double deviation, Precision precision) {
+  Request request;
+  request.n = shape.n;
+  request.m = shape.m;
+  request.count = count;
+  request.precision = precision;
+  request.dtype = precision == Precision::kDouble ? DType::kFloat64 : DType::kFloat32;
+  request.iterations = shape.n * shape.m > 2000 ? 3 : 7;
+  request.logits = Gaussian(count * shape.n * shape.m, deviation, 7 + static_cast<uint32_t>(shape.n * 31 + shape.m));
+  return request;
+}
+
+void AddCotangent(Request* request) {
+  const int64_t border = !request->dustbin.empty();
+  request->cotangent = Gaussian(request->count * (request->n + border) * (request->m + border), 1, 5);
+}
+
+std::string Name(const Request& request) {
+  return absl::StrCat(request.n, "x", request.m, " count ", request.count, " dtype ", static_cast<int>(request.dtype),
+                      request.precision == Precision::kDouble ? " DOUBLE" : " STRICT",
+                      request.dustbin.empty() ? "" : " dustbin", request.row_marginals.empty() ? "" : " marginals");
 }
 
 Answer Solve(const Request& request) {
@@ -133,6 +176,47 @@ double MaxDifference(const Vector& a, const Vector& b) {
   Vector difference(a.size());
   for (size_t k = 0; k < a.size(); ++k) difference[k] = a[k] - b[k];
   return MaxAbs(difference);
+}
+
+void ExpectOracle(const Request& request, const Answer& answer) {
+  SCOPED_TRACE(Name(request));
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  const bool dustbin = !request.dustbin.empty(), is_double = request.precision == Precision::kDouble;
+  const int64_t n = request.n + dustbin, m = request.m + dustbin;
+  for (int64_t member : std::set<int64_t>{0, request.count / 2, request.count - 1}) {
+    const oracle::Normalization problem = OracleProblem(request, member);
+    const Vector plan = oracle::Normalize(problem), actual = Member(answer.plan, member, n * m);
+    const double largest = std::max(1e-3, MaxAbs(plan));
+    EXPECT_LE(MaxDifference(actual, plan), (is_double ? 1e-11 : 1e-6) * largest) << "member " << member;
+    const double sum_tolerance = (is_double ? 1e-11 : 1e-6) * largest * static_cast<double>(std::max(n, m));
+    EXPECT_LE(MaxDifference(Member(answer.row_sums, member, n), oracle::RowSums(plan, n, m)), sum_tolerance);
+    EXPECT_LE(MaxDifference(Member(answer.column_sums, member, m), oracle::ColumnSums(plan, n, m)), sum_tolerance);
+    if (request.cotangent.empty()) continue;
+
+    const Vector cotangent = Rounded(request, request.cotangent, member, n * m);
+    const Vector gradient = oracle::UnrolledGradient(problem, cotangent);
+    Vector inside(request.n * request.m);
+    double border = 0, scale = 1e-3;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < m; ++j) {
+        scale = std::max(scale, std::abs(plan[i * m + j] * cotangent[i * m + j]));
+        if (i < request.n && j < request.m) {
+          inside[i * request.m + j] = gradient[i * m + j];
+        } else {
+          border += gradient[i * m + j];
+        }
+      }
+    }
+    const double tolerance = (is_double ? 1e-10 : 1e-5) * scale;
+    EXPECT_LE(MaxDifference(Member(answer.gradient, member, request.n * request.m), inside), tolerance);
+    if (dustbin) {
+      EXPECT_NEAR(answer.dustbin_gradient[member], border, tolerance * static_cast<double>(n + m));
+    }
+  }
+}
+
+Vector Rounded(const Request& request, const Vector& values, int64_t member, int64_t size) {
+  return Member(Tensor(request.dtype, values).values(), member, size);
 }
 
 }  // namespace cpu

@@ -10,41 +10,29 @@
 #include "tests/conformance/check.h"
 #include "tests/conformance/check_normalization.h"
 #include "tests/conformance/random_problems.h"
+#include "tests/oracle/recipes.h"
 
 namespace sinkhorn::conformance {
 namespace {
 
+using oracle::CustomRecipe;
+using oracle::NamedRecipe;
 using oracle::Normalization;
 
-struct NamedRecipe {
-  const char* name;
-  Recipe recipe;
-};
-
-Recipe Custom(Start start, double offset, Order order, Guard guard, double guard_value) {
-  Recipe recipe;
-  recipe.start = start;
-  recipe.offset = offset;
-  recipe.order = order;
-  recipe.guard = guard;
-  recipe.guard_value = guard_value;
-  return recipe;
-}
-
 std::vector<NamedRecipe> Recipes() {
-  Recipe floored = Custom(Start::kExp, 0.125, Order::kColumnRow, Guard::kAdd, 0.0625);
-  floored.logit_floor = -0.75;
   return {
       {"LOG_ROW_COLUMN", LogRowColumnRecipe()},
       {"EXP_COLUMN_ROW", ExpColumnRowRecipe()},
       {"DEEPSEEK", DeepSeekRecipe()},
-      {"plain, columns first", Custom(Start::kExp, 0, Order::kColumnRow, Guard::kNone, 0)},
-      {"guard by maximum", Custom(Start::kExp, 0, Order::kRowColumn, Guard::kMax, 2)},
-      {"guard by sum", Custom(Start::kExp, 0, Order::kRowColumn, Guard::kAdd, 0.5)},
-      {"offset", Custom(Start::kExp, 0.25, Order::kRowColumn, Guard::kNone, 0)},
-      {"softmax, no guard", Custom(Start::kRowSoftmax, 0, Order::kRowColumn, Guard::kNone, 0)},
-      {"softmax, offset, guard by maximum", Custom(Start::kRowSoftmax, 0.01, Order::kRowColumn, Guard::kMax, 0.9)},
-      {"floor, offset, guard, columns first", floored},
+      {"plain, columns first", CustomRecipe(Start::kExp, 0, Order::kColumnRow, Guard::kNone, 0)},
+      {"guard by maximum", CustomRecipe(Start::kExp, 0, Order::kRowColumn, Guard::kMax, 2)},
+      {"guard by sum", CustomRecipe(Start::kExp, 0, Order::kRowColumn, Guard::kAdd, 0.5)},
+      {"offset", CustomRecipe(Start::kExp, 0.25, Order::kRowColumn, Guard::kNone, 0)},
+      {"softmax, no guard", CustomRecipe(Start::kRowSoftmax, 0, Order::kRowColumn, Guard::kNone, 0)},
+      {"softmax, offset, guard by maximum",
+       CustomRecipe(Start::kRowSoftmax, 0.01, Order::kRowColumn, Guard::kMax, 0.9)},
+      {"floor, offset, guard, columns first",
+       CustomRecipe(Start::kExp, 0.125, Order::kColumnRow, Guard::kAdd, 0.0625, -0.75)},
   };
 }
 
