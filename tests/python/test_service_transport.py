@@ -79,11 +79,12 @@ def test_annealing_starts_where_it_is_told(client):
     x, y = clouds(30, 20)
     counts = [
         client.point_cloud(
-            x, y, epsilon=0.1, scaling=0.5, epsilon_start=start, tolerance=1e-3, **CLOUDS
+            x, y, epsilon=0.1, scaling=0.5, epsilon_start=start, tolerance=1e-3, over_relaxation="off", **CLOUDS
         ).convergence.iterations
         for start in (0.1, 1e4)
     ]
-    assert counts[1] > 9 and counts[1] > counts[0]  # log(1e5) / log(4) = 8.3: nine steps of annealing come first.
+    # Plain iterations: log(1e5) / log(4) = 8.3 annealing steps more, none of them the last.
+    assert counts[1] >= counts[0] + 7
 
 
 def test_a_warm_start_saves_the_iterations(client):
