@@ -50,11 +50,12 @@ constexpr int kExitUsage = 2;
 constexpr int kExitSecondSignal = 143;  // 128 + SIGTERM.
 constexpr int kDeviceLostSignal = SIGUSR1;
 constexpr absl::Duration kGoldenTimeout = absl::Seconds(60);
-constexpr absl::Duration kFlushTimeout = absl::Seconds(2);  // For replies still being sent when all is answered.
-// gRPC answers calls that arrive while it shuts down with CANCELLED, which clients do not retry. So first there must be
-// a silence, in which clients have heard that they should go elsewhere; but not a longer wait than this.
+// Before the server goes there should be a silence, in which clients that hear that it drains have gone elsewhere. But no
+// longer wait than this: while it refuses, clients that take replicas in turns come back with each attempt, and five are
+// over in 1.5 s.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
-constexpr absl::Duration kSilenceTimeout = absl::Seconds(2);
+constexpr absl::Duration kSilenceTimeout = absl::Milliseconds(500);
+constexpr absl::Duration kFlushTimeout = absl::Seconds(2);  // For replies still being sent when all is answered.
 constexpr int kCertificateRefreshSeconds = 2;
 
 // ---- Devices --------------------------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
 class Process {
  public:
   explicit Process(const Config& config) : config_(config) {}
-  // Returns the exit code.
+  // Returns the exit code, or exits with it.
   int Run();
 
  private:
@@ -178,8 +179,8 @@ class Process {
   absl::Status StartGrpc();
   absl::Status StartMetrics();
   absl::Status WritePortFile() const;
-  void Drain();
-  void Leave(absl::Duration timeout);
+  [[noreturn]] void Drain();
+  [[noreturn]] void Leave(absl::Duration timeout, int exit_code);
 
   const Config& config_;
   // In the order of dependence: later ones use earlier ones.
@@ -281,20 +282,25 @@ void Process::Drain() {
       {{"grace", absl::FormatDuration(config_.drain_grace)},
        {"in_flight", absl::StrCat(service_->requests_in_flight())}});
   absl::SleepFor(config_.drain_grace);
-  Leave(config_.drain_timeout);
+  Leave(config_.drain_timeout, 0);
 }
 
-// Refuses new requests, gives accepted ones `timeout` to finish, ends the rest with UNAVAILABLE, and closes
-// connections.
-void Process::Leave(absl::Duration timeout) {
+// Refuses new requests, gives accepted ones `timeout` to finish and their replies kFlushTimeout to be sent, ends the
+// rest with UNAVAILABLE, and exits.
+//
+// The kernel then closes the connections, which clients read as UNAVAILABLE and try elsewhere. gRPC's own shutdown would
+// answer calls that arrive while it lasts with CANCELLED, which nobody tries again; and clients that have no reason to
+// stop calling never leave it a moment without any.
+void Process::Leave(absl::Duration timeout, int exit_code) {
   service_->SetState(ServiceState::kStopping);
   const bool idle = service_->AwaitIdle(absl::Now() + timeout);
   const int64_t left = service_->requests_in_flight();
   for (auto& scheduler : schedulers_) scheduler->Stop();
   if (timeout > absl::ZeroDuration()) service_->AwaitSilence(kSilence, absl::Now() + kSilenceTimeout);
   health_.Shutdown();
-  service_->Shutdown(absl::Now() + kFlushTimeout);
+  service_->AwaitSent(absl::Now() + kFlushTimeout);
   Log(idle ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", absl::StrCat(idle ? 0 : left)}});
+  _exit(exit_code);
 }
 
 int Process::Run() {
@@ -307,7 +313,7 @@ int Process::Run() {
   const absl::Status status = Start();
   if (!status.ok()) {
     Log(Severity::kError, "start_failed", {{"why", std::string(status.message())}});
-    if (listening_) Leave(absl::ZeroDuration());
+    if (listening_) Leave(absl::ZeroDuration(), 1);
     return 1;
   }
   int received = 0;
@@ -315,8 +321,7 @@ int Process::Run() {
   if (received == kDeviceLostSignal) {
     Log(Severity::kError, "device_lost", {});
     health_.SetReady(false);
-    Leave(kFlushTimeout);
-    return 1;
+    Leave(kFlushTimeout, 1);
   }
   std::thread([signals] {
     int second = 0;
@@ -325,8 +330,6 @@ int Process::Run() {
     _exit(kExitSecondSignal);
   }).detach();
   Drain();
-  exposer_.reset();
-  return 0;
 }
 
 }  // namespace

@@ -162,4 +162,13 @@ void SinkhornServer::AwaitSilence(absl::Duration silence, absl::Time deadline) {
   }
 }
 
+bool SinkhornServer::AwaitSent(absl::Time deadline) {
+  // A Solve call holds its request until gRPC has written the reply, unless it was refused; a stream is there as long.
+  while (held_bytes() > 0 || !rpc_->streams()->empty()) {
+    if (absl::Now() >= deadline) return false;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return true;
+}
+
 }  // namespace sinkhorn

@@ -73,6 +73,9 @@ class SinkhornServer {
   bool AwaitIdle(absl::Time deadline);
   // Blocks until no request has arrived for `silence`, or until `deadline`.
   void AwaitSilence(absl::Duration silence, absl::Time deadline);
+  // Blocks until the replies to all accepted requests have been handed to the kernel, or until `deadline`. The state is
+  // kStopping. True: they have.
+  bool AwaitSent(absl::Time deadline);
 
  private:
   class Rpc;

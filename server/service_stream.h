@@ -24,9 +24,13 @@ class StreamRegistry {
   void Remove(StreamCall* stream) ABSL_LOCKS_EXCLUDED(mutex_);
   // Each stream ends as soon as what it has read is answered. The state must be kStopping.
   void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool empty() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return streams_.empty();
+  }
 
  private:
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::set<StreamCall*> streams_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -372,6 +372,29 @@ TEST(ClientTest, HealthInfoAndReadiness) {
   EXPECT_THAT(std::string(late.message()), HasSubstr("NOT_SERVING"));
 }
 
+TEST(ClientTest, FindsAServerThatComesLateSoon) {
+  int port;
+  {
+    FakeServer server(Echo);  // Finds a free port, and gives it back.
+    port = server.port();
+  }
+  ClientOptions options;
+  options.wait_for_ready = true;
+  const auto client = Connect(absl::StrCat("127.0.0.1:", port), options);
+  absl::Notification done;
+  absl::StatusOr<v1::SolveResponse> response;
+  client->SolveAsync(Request("early"), absl::Now() + absl::Seconds(60), [&](absl::StatusOr<v1::SolveResponse> result) {
+    response = std::move(result);
+    done.Notify();
+  });
+  absl::SleepFor(absl::Seconds(6));  // gRPC's own pause between attempts has grown to 10 s by now.
+
+  FakeServer server(Echo, port);
+  EXPECT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(4)));
+  done.WaitForNotification();
+  EXPECT_TRUE(response.ok()) << response.status();
+}
+
 TEST(ClientTest, WaitForReadyOutlastsAServerThatIsNotThereYet) {
   int port;
   {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 
 SERVICE = "sinkhorn.v1.SinkhornService"
 SERVING, NOT_SERVING = 1, 2
+ROOT = pathlib.Path(__file__).parents[2]
+LOADGEN = os.environ.get("SINKHORN_LOADGEN", ROOT / "bazel-bin/client/loadgen/sinkhorn_loadgen")
 
 
 # ---- Clients that die -----------------------------------------------------------------------------------------------
@@ -97,6 +100,19 @@ def test_sigterm_under_load_loses_no_accepted_call(api, start):
     assert len(answered) > before, "requests are still taken during the grace period"
     assert len(set(answered)) == 1, "same problem, same bits"
     assert '"event":"stopped","abandoned":"0"' in server.log()
+
+
+def test_clients_that_never_pause_read_unavailable_at_most(start):
+    """Unlike gRPC's own shutdown, which answers CANCELLED to tens of them: nobody tries that again."""
+    server = start("--drain_grace=0s", "--drain_timeout=10s")
+    flags = ["--clients=64", "--duration=3s", "--warmup=0s", "--max_attempts=1", "--json"]
+    with subprocess.Popen([LOADGEN, f"--server={server.address}", *flags], stdout=subprocess.PIPE) as load:
+        time.sleep(1)
+        server.terminate()
+        assert server.wait(10) == 0
+        seen = json.loads(load.communicate(timeout=60)[0])["all"]
+    assert seen["requests"] > 100
+    assert {error.split("/")[0] for error in seen["errors"]} == {"UNAVAILABLE"}, seen["errors"]
 
 
 def test_streams_get_their_answers_before_the_server_goes(api, start, eventually):

@@ -449,6 +449,19 @@ TEST_F(ServiceTest, SilenceIsWhenNobodyAsksAnyMore) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(5)) << "the deadline ends the wait";
 }
 
+TEST_F(ServiceTest, WaitsUntilRepliesAreSent) {
+  backend_.hold = true;
+  Start();
+  EXPECT_TRUE(service_->AwaitSent(absl::Now())) << "nothing was asked yet";
+  auto running = std::async([this] { return Solve(Normalization()); });
+  ASSERT_TRUE(Eventually([this] { return backend_.alive == 1; }));
+  service_->SetState(ServiceState::kStopping);
+  EXPECT_FALSE(service_->AwaitSent(absl::Now() + absl::Milliseconds(50)));
+  backend_.hold = false;
+  EXPECT_TRUE(service_->AwaitSent(absl::Now() + absl::Seconds(10)));
+  EXPECT_TRUE(running.get().ok());
+}
+
 TEST_F(ServiceTest, WhatIsLeftWhenTheSchedulerStopsIsUnavailable) {
   backend_.hold = true;
   Start();
