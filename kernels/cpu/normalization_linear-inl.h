@@ -12,6 +12,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/normalization_guard-inl.h"
 #include "kernels/cpu/normalization_solver-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,37 +21,6 @@ namespace cpu {
 namespace normalization {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// The scaling after a division: old * marginal / h(old * s), h the guard.
-template <Guard kGuard, class D, class V = hn::Vec<D>>
-HWY_INLINE V Rescaled(D d, V s, V old, V marginal, V guard, V inverse_guard) {
-  if constexpr (kGuard == Guard::kNone) {
-    return hn::Mul(marginal, Reciprocal(d, s));
-  } else if constexpr (kGuard == Guard::kMax) {
-    // Min returns its second operand where one is NaN: a NaN survives, an overflow of the first does not.
-    return hn::Min(hn::Mul(hn::Mul(old, marginal), inverse_guard), hn::Mul(marginal, Reciprocal(d, s)));
-  } else {
-    return hn::Mul(hn::Mul(old, marginal), Reciprocal(d, hn::MulAdd(old, s, guard)));
-  }
-}
-
-// Reverse of Rescaled in logarithms: bar = adjoint of log now. Returns theta * bar * now / marginal, the multiplier of
-// -K v; *bar becomes the adjoint of log old that does not pass through s.
-template <Guard kGuard, class D, class V = hn::Vec<D>>
-HWY_INLINE V Unscaled(D d, V old, V now, V marginal, V inverse_marginal, V guard, V inverse_guard, V* bar) {
-  const V multiplier = hn::Mul(*bar, hn::Mul(now, inverse_marginal));
-  if constexpr (kGuard == Guard::kNone) {
-    *bar = hn::Zero(d);
-    return multiplier;
-  } else if constexpr (kGuard == Guard::kMax) {
-    const auto passes = hn::Lt(now, hn::Mul(hn::Mul(old, marginal), inverse_guard));  // As computed there.
-    *bar = hn::IfThenZeroElse(passes, *bar);
-    return hn::IfThenElseZero(passes, multiplier);
-  } else {
-    *bar = hn::Mul(hn::Mul(multiplier, guard), Reciprocal(d, old));
-    return multiplier;
-  }
-}
 
 template <class Layout>
 class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, false> {
@@ -69,6 +39,7 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
  private:
   static constexpr double kRange = sizeof(T) == 4 ? 60 : 600;     // nats
   static constexpr double kLowest = sizeof(T) == 4 ? -40 : -500;  // log of the first row sums: guards see them
+  static constexpr double kLargestScaling = sizeof(T) == 4 ? 1e25 : 1e280;  // Flushing: 1e-38 and 1e-308.
 
   // Runs body(std::integral_constant<Guard, ...>).
   template <class Body>
@@ -86,6 +57,20 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   V ColGuard() const { return hn::Load(D(), this->marginals_.col_guard.value); }
   V Inverse(V guard) const { return hn::Div(hn::Set(D(), T(1)), guard); }
 
+  // Lanes whose scalings are so large that their counterparts, which flushing takes, may count. With a guard both drift:
+  // only the product of theirs is bounded.
+  hn::Mask<D> Drifted() const {
+    const D d;
+    V largest = hn::Zero(d);
+    for (int64_t k = 0; k < this->layout_.row_elements(); k += kLanes) {
+      largest = hn::Max(largest, hn::Load(d, this->U(this->t_) + k));
+    }
+    for (int64_t k = 0; k < this->layout_.col_elements(); k += kLanes) {
+      largest = hn::Max(largest, hn::Load(d, this->W(this->t_) + k));
+    }
+    return hn::Gt(this->layout_.ReduceMax(largest), hn::Set(d, static_cast<T>(kLargestScaling)));
+  }
+
   // ---- Start: from logits to K --------------------------------------------------------------------------------------
   void StartRows(int64_t begin, int64_t end, Scalar* scalars) {
     const D d;
@@ -95,7 +80,10 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     const V huge = hn::Set(d, std::numeric_limits<T>::max());
     V widest = hn::Zero(d);
     V smallest = hn::Set(d, T(1)), lowest_row = huge, lowest_logit = huge;
-    for (int64_t i = begin; i < end; ++i) {
+    const bool whole = !this->spec_.softmax() && recipe.offset == 0 && WithWholeRows([&](auto vectors) HWY_ATTR {
+      ExpRows<vectors()>(begin, end, floor, &lowest_row, &lowest_logit, &widest);
+    });
+    for (int64_t i = whole ? end : begin; i < end; ++i) {
       const T* row = this->LogitsRow(i);
       V max = floor, min = huge;
       for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
@@ -121,6 +109,60 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     hn::Store(layout.ReduceMin(lowest_logit), d, scalars[Base::kLowestLogit].value);
   }
 
+  // Runs body(std::integral_constant<int, vectors>) where rows are so few whole vectors that they fit into registers.
+  template <class Body>
+  bool WithWholeRows(Body body) const {
+    if constexpr (!Layout::kPerLane) {
+      if (this->layout_.cols() == this->layout_.stride()) {
+        switch (this->layout_.vectors()) {
+          case 1:
+            return body(std::integral_constant<int, 1>()), true;
+          case 2:
+            return body(std::integral_constant<int, 2>()), true;
+          case 4:
+            return body(std::integral_constant<int, 4>()), true;
+        }
+      }
+    }
+    return false;
+  }
+  // Rows of C vectors: their extremes, and ExpRow.
+  template <int C>
+  void ExpRows(int64_t begin, int64_t end, V floor, V* lowest_row, V* lowest_logit, V* widest) {
+    const D d;
+    const Layout& layout = this->layout_;
+    V low_row = *lowest_row, low_logit = *lowest_logit, wide = *widest;
+    for (int64_t i = begin; i < end; ++i) {
+      const T* row = this->LogitsRow(i);
+      V x[C];
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) x[c] = hn::LoadU(d, row + c * kLanes);
+      V max = x[0], min = x[0];
+      SINKHORN_UNROLLED for (int c = 1; c < C; ++c) {
+        max = hn::Max(max, x[c]);
+        min = hn::Min(min, x[c]);
+      }
+      max = layout.ReduceMax(hn::Max(max, floor));
+      low_row = hn::Min(low_row, max);
+      low_logit = hn::Min(low_logit, min);
+      wide = hn::Max(wide, hn::Sub(max, hn::Max(min, floor)));
+      T* k = this->matrix_ + i * C * kLanes;
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        hn::Store(ExpOf(hn::Sub(hn::Max(x[c], floor), max)), d, k + c * kLanes);
+      }
+      PutStart(i, max);
+    }
+    *lowest_row = low_row;
+    *lowest_logit = low_logit;
+    *widest = wide;
+  }
+  HWY_INLINE static V ExpOf(V x) {
+    if constexpr (sizeof(T) == 4) {
+      return ExpInRange(D(), x);
+    } else {
+      return ExpBounded(D(), x);
+    }
+  }
+
   // K = exp(W - max). Rows that are too wide come out as anything and are handed on.
   void ExpRow(int64_t i, V max, V floor, const T* row) {
     const D d;
@@ -128,13 +170,7 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     T* k = this->matrix_ + i * layout.stride();
     for (int64_t jv = 0; jv < layout.vectors(); ++jv) {
       const V x = hn::Sub(hn::Max(hn::LoadU(d, row + jv * kLanes), floor), max);
-      V e;
-      if constexpr (sizeof(T) == 4) {
-        e = ExpInRange(d, x);
-      } else {
-        e = ExpBounded(d, x);
-      }
-      hn::Store(layout.KeepColumns(jv, e), d, k + jv * kLanes);
+      hn::Store(layout.KeepColumns(jv, ExpOf(x)), d, k + jv * kLanes);
     }
     PutStart(i, max);
   }
@@ -301,6 +337,12 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
     const D d;
     const Layout& layout = this->layout_;
     const V unscale = hn::Load(d, this->marginals_.col_unscale.value);
+    if (WithWholeRows([&](auto vectors) HWY_ATTR {
+          col_bars == nullptr ? FinalWhole<vectors(), false>(begin, end, unscale, col_sums, col_bars)
+                              : FinalWhole<vectors(), true>(begin, end, unscale, col_sums, col_bars);
+        })) {
+      return;
+    }
     std::fill(col_sums, col_sums + layout.col_elements(), T(0));
     if (col_bars != nullptr) std::fill(col_bars, col_bars + layout.col_elements(), T(0));
     for (int64_t i = begin; i < end; ++i) {
@@ -312,6 +354,43 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
       }
       layout.StoreRow(layout.Reduce(row_sum), this->row_sum_, i);
       if (col_bars != nullptr) layout.StoreRow(layout.Reduce(row_bar), this->row_bar_, i);
+    }
+  }
+  // FinalPanel for rows of C vectors: v and the columns' sums stay in registers.
+  template <int C, bool kBackward>
+  void FinalWhole(int64_t begin, int64_t end, V unscale, T* col_sums, T* col_bars) {
+    const D d;
+    const Layout& layout = this->layout_;
+    V v[C], sums[C], bars[C];
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+      v[c] = hn::Load(d, this->W(this->t_) + c * kLanes);
+      sums[c] = bars[c] = hn::Zero(d);
+    }
+    const T* u = this->U(this->t_);
+    for (int64_t i = begin; i < end; ++i) {
+      const V ui = hn::Mul(layout.LoadRow(u, i), unscale);
+      const T* k = this->matrix_ + i * C * kLanes;
+      T* cotangent = this->cotangent_ + i * C * kLanes;
+      T* plan = this->PlanRow(i);
+      V row_sum = hn::Zero(d), row_bar = hn::Zero(d);
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        const V p = hn::Mul(hn::Mul(hn::Load(d, k + c * kLanes), ui), v[c]);
+        hn::StoreU(p, d, plan + c * kLanes);
+        row_sum = hn::Add(row_sum, p);
+        sums[c] = hn::Add(sums[c], p);
+        if constexpr (kBackward) {
+          const V bar = hn::Mul(hn::Load(d, cotangent + c * kLanes), p);
+          hn::Store(bar, d, cotangent + c * kLanes);
+          row_bar = hn::Add(row_bar, bar);
+          bars[c] = hn::Add(bars[c], bar);
+        }
+      }
+      layout.StoreRow(layout.Reduce(row_sum), this->row_sum_, i);
+      if constexpr (kBackward) layout.StoreRow(layout.Reduce(row_bar), this->row_bar_, i);
+    }
+    SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+      hn::Store(sums[c], d, col_sums + c * kLanes);
+      if constexpr (kBackward) hn::Store(bars[c], d, col_bars + c * kLanes);
     }
   }
   // Elements [begin, end) of row i.

@@ -111,6 +111,24 @@ TEST(Unrolled, EqualsFiniteDifferences) {
   }
 }
 
+// An added guard shrinks some rows by a factor per iteration, and the scalings drift: float32 loses them after a few dozen
+// iterations, float64 after a few hundred.
+TEST(Unrolled, RowsThatAnAddedGuardStarves) {
+  for (int iterations : {20, 36, 60, 500}) {
+    for (Shape shape : {Shape{40, 2}, Shape{2, 17}, Shape{300, 7}}) {
+      for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
+        Request request = RandomRequest(shape, 3, 1, precision);
+        request.recipe = oracle::CustomRecipe(Start::kRowSoftmax, .84, Order::kRowColumn, Guard::kAdd, .47);
+        request.iterations = iterations;
+        request.row_marginals = Uniform(request.count * shape.n, .125, 4, 17);
+        AddCotangent(&request);
+        SCOPED_TRACE(iterations);
+        ExpectOracle(request, Solve(request));
+      }
+    }
+  }
+}
+
 // 2 x 2: p = sigmoid((L11 + L22 - L12 - L21) / 2), dp/dL11 = p (1 - p) / 2.
 TEST(Unrolled, TwoByTwoClosedForm) {
   Request request = RandomRequest({2, 2}, 50, 1, Precision::kDouble);

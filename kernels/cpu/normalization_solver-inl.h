@@ -368,7 +368,10 @@ class ForwardSolver : public MatrixSolver {
     V cols = L1(layout_.col_elements(), [&](int64_t k) HWY_ATTR {
       return hn::NegMulAdd(hn::Load(d, marginals_.col + k), col_unscale, hn::Load(d, Accumulator(0) + k));
     });
-    const auto bad = hn::Not(hn::Lt(hn::Add(rows, cols), hn::Set(d, std::numeric_limits<T>::max())));
+    auto bad = hn::Not(hn::Lt(hn::Add(rows, cols), hn::Set(d, std::numeric_limits<T>::max())));
+    if constexpr (!kLog) {
+      if (spec_.recipe.guard != Guard::kNone) bad = hn::Or(bad, derived().Drifted());
+    }
     if (!Derived::kExact && stops_early()) {  // The errors that stopped it: the sums of P differ from them by rounding.
       const auto stopped = hn::Ne(hn::Load(d, stopped_.value), hn::Zero(d));
       rows = hn::IfThenElse(stopped, hn::Load(d, row_error_.value), rows);

@@ -20,9 +20,9 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/normalization_guard-inl.h"
 #include "kernels/cpu/normalization_io-inl.h"
 #include "kernels/cpu/normalization_kernels.h"
-#include "kernels/cpu/normalization_linear-inl.h"
 #include "kernels/cpu/normalization_squares_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -91,7 +91,12 @@ class Squares : private SquaresBackward<N, kGuard> {
       const int64_t size = std::min(capacity, count - first);
       const bool in_order = members[first + size - 1] - members[first] == size - 1;
       // Lanes past the last member repeat it and store nothing.
-      for (int g = 0; g < groups_count_; ++g) Begin(&groups_[g], members + first, size, g * kLanes, tally);
+      bool any = false;
+      for (int g = 0; g < groups_count_; ++g) {
+        Begin(&groups_[g], members + first, size, g * kLanes, tally);
+        any |= groups_[g].any;
+      }
+      if (!any) continue;  // All too wide for this way: they take the other.
       Fetcher fetchers[4];
       if (in_order) {
         const NormalizationInputs& in = spec_.problem.normalization;
@@ -124,35 +129,59 @@ class Squares : private SquaresBackward<N, kGuard> {
     this->Assign(members, count, begin, g);
     const TensorView& logits = spec_.problem.normalization.logits;
     const T* source = this->Source(logits, *g);
-    const D d;
-    const V huge = hn::Set(d, std::numeric_limits<T>::max());
-    V lowest = huge, lowest_line = huge, range = hn::Neg(huge);
     if (spec_.transposed) this->Load(logits, *g, g->k);
-    for (int e = 0; e < kSize; e += kLinesElements) {
-      if (!spec_.transposed) {
-        SINKHORN_UNROLLED for (int p = 0; p < kLinesElements;
-                               p += kLanes) this->template LoadPiece<false>(source, e + p, g->k);
-      }
-      SINKHORN_UNROLLED for (int r = 0; r < kLinesElements / N; ++r) {
-        const int i = e / N + r;
-        V x[N];
-        SINKHORN_UNROLLED for (int j = 0; j < N; ++j) x[j] = LoadAt(g->k, i, j);
-        const auto larger = [](V a, V b) HWY_ATTR { return hn::Max(a, b); };
-        const auto smaller = [](V a, V b) HWY_ATTR { return hn::Min(a, b); };
-        const V max = Folded(x, larger), min = Folded(x, smaller);
-        lowest = hn::Min(lowest, min);
-        lowest_line = hn::Min(lowest_line, max);
-        range = hn::Max(range, hn::Sub(max, min));
-        StartLine(g, i, max, x);
-      }
-    }
+    const bool plain = spec_.recipe.offset == 0 && !spec_.softmax();
+    const Extremes found = plain ? StartLines<true>(source, g) : StartLines<false>(source, g);
     // Logits at or below the floor are rare enough to be left to the next tier.
     const double floor = std::max<double>(spec_.recipe.logit_floor, std::numeric_limits<T>::lowest());
-    auto safe = hn::And(hn::Le(range, hn::Set(d, Range())), hn::Gt(lowest, hn::Set(d, static_cast<T>(floor))));
+    const D d;
+    auto safe = hn::And(hn::Le(found.range, hn::Set(d, Range())), hn::Gt(found.lowest, hn::Set(d, T(floor))));
     if (kGuard != Guard::kNone && !spec_.softmax()) {
-      safe = hn::And(safe, hn::Ge(lowest_line, hn::Set(d, T(kLowestLine))));
+      safe = hn::And(safe, hn::Ge(found.lowest_line, hn::Set(d, T(kLowestLine))));
     }
     this->HandOn(hn::Not(safe), g, tally);
+  }
+
+  // Of the logits: the lowest, the lowest maximum of a line, the widest line.
+  struct Extremes {
+    V lowest, lowest_line, range;
+  };
+  // K of all lines. `kPlain`: exp alone.
+  template <bool kPlain>
+  HWY_INLINE Extremes StartLines(const T* source, Lanes* g) const {
+    const D d;
+    const V huge = hn::Set(d, std::numeric_limits<T>::max());
+    const bool loaded = spec_.transposed;  // Into K.
+    Extremes found = {huge, huge, hn::Neg(huge)};
+    for (int e = 0; e < kSize; e += kLinesElements) {
+      V x[kLinesElements];
+      if (loaded) {
+        SINKHORN_UNROLLED for (int k = 0; k < kLinesElements; ++k) x[k] = hn::Load(d, g->k + (e + k) * kLanes);
+      } else {
+        SINKHORN_UNROLLED for (int p = 0; p < kLinesElements; p += kLanes)
+            LoadTransposed(d, source + e + p, kSize, x + p);
+      }
+      SINKHORN_UNROLLED for (int k = 0; k < kLinesElements; k += N) {
+        const auto larger = [](V a, V b) HWY_ATTR { return hn::Max(a, b); };
+        const auto smaller = [](V a, V b) HWY_ATTR { return hn::Min(a, b); };
+        const V max = Folded(x + k, larger), min = Folded(x + k, smaller);
+        found.lowest = hn::Min(found.lowest, min);
+        found.lowest_line = hn::Min(found.lowest_line, max);
+        found.range = hn::Max(found.range, hn::Sub(max, min));
+        if constexpr (kPlain) {
+          PlainLine(g, (e + k) / N, max, x + k);
+        } else {
+          StartLine(g, (e + k) / N, max, x + k);
+        }
+      }
+    }
+    return found;
+  }
+
+  HWY_INLINE static void PlainLine(Lanes* g, int i, V max, const V* x) {
+    const D d;
+    SINKHORN_UNROLLED for (int j = 0; j < N; ++j) hn::Store(ExpInRange(d, hn::Sub(x[j], max)), d, g->k + At(i, j));
+    PutLine(kGuard == Guard::kNone ? hn::Set(d, T(1)) : Exp(d, hn::Min(max, hn::Set(d, T(kRange)))), g->first, i);
   }
 
   // In pairs: one after the other would wait for each result.
@@ -166,8 +195,8 @@ class Squares : private SquaresBackward<N, kGuard> {
     return part[0];
   }
 
-  // K of line i from its logits: the linear solver's ExpRow and SoftmaxRow.
-  HWY_INLINE void StartLine(Lanes* g, int i, V max, const V* x) {
+  // K of line i from its logits: the linear solver's OffsetRow and SoftmaxRow.
+  HWY_INLINE void StartLine(Lanes* g, int i, V max, const V* x) const {
     const D d;
     const double offset = spec_.recipe.offset;
     V e[N], top = max, added = hn::Set(d, static_cast<T>(offset)), start = hn::Set(d, T(1));

@@ -9,9 +9,9 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/normalization_guard-inl.h"
 #include "kernels/cpu/normalization_io-inl.h"
 #include "kernels/cpu/normalization_kernels.h"
-#include "kernels/cpu/normalization_linear-inl.h"
 #include "kernels/cpu/normalization_squares_lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,0 +1,64 @@
+// A half step of scalings in the linear domain, and its reverse, under each guard.
+#if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_GUARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_GUARD_INL_H_
+#undef SINKHORN_KERNELS_CPU_NORMALIZATION_GUARD_INL_H_
+#else
+#define SINKHORN_KERNELS_CPU_NORMALIZATION_GUARD_INL_H_
+#endif
+
+#include <limits>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/math-inl.h"
+#include "kernels/problem.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sinkhorn {
+namespace cpu {
+namespace normalization {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using cpu::HWY_NAMESPACE::Reciprocal;
+
+// The scaling after a division: old * marginal / h(old * s), h the guard.
+template <Guard kGuard, class D, class V = hn::Vec<D>>
+HWY_INLINE V Rescaled(D d, V s, V old, V marginal, V guard, V inverse_guard) {
+  if constexpr (kGuard == Guard::kNone) {
+    return hn::Mul(marginal, Reciprocal(d, s));
+  } else if constexpr (kGuard == Guard::kMax) {
+    // Min returns its second operand where one is NaN: a NaN survives, an overflow of the first does not.
+    return hn::Min(hn::Mul(hn::Mul(old, marginal), inverse_guard), hn::Mul(marginal, Reciprocal(d, s)));
+  } else {
+    return hn::Mul(hn::Mul(old, marginal), Reciprocal(d, hn::MulAdd(old, s, guard)));
+  }
+}
+
+// Reverse of Rescaled in logarithms: bar = adjoint of log now. Returns theta * bar * now / marginal, the multiplier of
+// -K v; *bar becomes the adjoint of log old that does not pass through s.
+template <Guard kGuard, class D, class V = hn::Vec<D>>
+HWY_INLINE V Unscaled(D d, V old, V now, V marginal, V inverse_marginal, V guard, V inverse_guard, V* bar) {
+  const V multiplier = hn::Mul(*bar, hn::Mul(now, inverse_marginal));
+  if constexpr (kGuard == Guard::kNone) {
+    *bar = hn::Zero(d);
+    return multiplier;
+  } else if constexpr (kGuard == Guard::kMax) {
+    const auto passes = hn::Lt(now, hn::Mul(hn::Mul(old, marginal), inverse_guard));  // As computed there.
+    *bar = hn::IfThenZeroElse(passes, *bar);
+    return hn::IfThenElseZero(passes, multiplier);
+  } else {
+    // 1 - theta = guard / (old s + guard), and now / old knows that divisor: 1 where they are too small to tell.
+    const V share = hn::Mul(hn::Mul(now, Reciprocal(d, old)), hn::Mul(inverse_marginal, guard));
+    *bar = hn::IfThenElse(hn::Ge(hn::Min(old, now), hn::Set(d, std::numeric_limits<hn::TFromD<D>>::min())),
+                          hn::Mul(*bar, share), *bar);
+    return multiplier;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace normalization
+}  // namespace cpu
+}  // namespace sinkhorn
+HWY_AFTER_NAMESPACE();
+
+#endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_GUARD_INL_H_
