@@ -24,6 +24,8 @@ constexpr double kSplitSeconds = 150e-6;    // A phase this short is not worth t
 constexpr double kSurveySeconds = 1.5e-10;  // Of a cost.
 constexpr double kLoadSeconds = 1e-9;       // Of a coordinate.
 constexpr double kSerialSeconds = 2e-3;     // How long such a chunk may run before it yields.
+constexpr double kNearBytes = 1.5e6;        // Of densities, in a core's own cache.
+constexpr double kCachedBytes = 256e6;      // Of densities that are kept rather than made in each iteration.
 constexpr double kFloatExponentMax = 400;   // Cost over epsilon up to which float32 exponents serve STRICT.
 
 // Of making all densities, on one thread.
@@ -239,11 +241,19 @@ int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
 }
 
 double TransportSeconds(const Problem& problem) {
+  const Outputs& out = problem.outputs;
+  const bool is_double = problem.solver.precision == Precision::kDouble;
   const double pairs = static_cast<double>(problem.n) * problem.m;
-  const double width = problem.solver.precision == Precision::kDouble ? 3 : 1;
-  const double make = TransportMakeSeconds(problem);
-  const double sweep = pairs * 4 <= 256e6 ? pairs * width * 0.15e-9 : make;
-  return problem.count * (problem.solver.debias ? 3 : 1) * (3 * make + problem.solver.max_iterations * sweep + 5e-6);
+  const double bytes = pairs * (is_double ? 8 : 4), make = TransportMakeSeconds(problem);
+  const double read = bytes <= kNearBytes ? (is_double ? 0.115e-9 : 0.07e-9) : (is_double ? 0.37e-9 : 0.14e-9);
+  const double iteration = 0.35e-6 + (bytes <= kCachedBytes ? pairs * read : make);
+  // Passes over the plan: the first two make it in this arithmetic, the bound's four in float64.
+  const bool rows =
+      out.plan || out.gradient_cost || out.plan_v || out.gradient_x || out.projection_x || out.value_linear != nullptr;
+  const bool columns = out.plan_transpose_u || out.gradient_y || out.projection_y;
+  const double passes = rows + columns + (out.primal_bound == nullptr ? 0 : is_double ? 4 : 12);
+  const double solve = 5e-6 + 1.5 * make + (problem.solver.max_iterations + 1) * iteration;
+  return problem.count * ((problem.solver.debias ? 3 : 1) * solve + passes * make);
 }
 
 }  // namespace cpu

@@ -1,5 +1,6 @@
 #include "kernels/cpu/transport_answer.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace sinkhorn {
@@ -42,7 +43,8 @@ double TransportAnswer::DualValueRounding() const {
   }
   for (int64_t i = 0; i < side[0].size; ++i) plan_mass += side[0].marginal[i];
   const double exponent = exponent_rounding * (side[0].largest + side[1].largest);
-  return epsilon * plan_mass * (exponent + density_rounding) + 1e-13 * terms;
+  const double sums = std::max(1e-13, 0x1p-53 * static_cast<double>(side[0].size + side[1].size));
+  return epsilon * plan_mass * (exponent + density_rounding) + sums * terms;
 }
 
 }  // namespace cpu

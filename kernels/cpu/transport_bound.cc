@@ -28,7 +28,7 @@ void PrimalBound::Start() {
   const int64_t blocks = RoundUp(cost_.size(side()), kRowBlock) / kRowBlock;
   chunk_blocks_ = std::max<int64_t>(1, kChunkPairs / (kRowBlock * cost_.padded(1 - side())));
   chunks_ = (blocks + chunk_blocks_ - 1) / chunk_blocks_;
-  partial_.assign(chunks_, 0);
+  partial_.assign(chunks_, Total());
 }
 
 void PrimalBound::RunChunk(int64_t chunk, Scratch* scratch) {
@@ -49,11 +49,15 @@ void PrimalBound::RunChunk(int64_t chunk, Scratch* scratch) {
     for (int r = 0; r < kRowBlock; ++r) {
       if (rows[r] >= 0) sums_[side()][rows[r]] = weight_[side()][rows[r]] * sums[r];
     }
-    if (pass_ == kPasses - 1) partial_[chunk] += Objective(rows, density, e, workspace);
+    if (pass_ < kPasses - 1) continue;
+    const Total total = Objective(rows, density, e, workspace);
+    partial_[chunk].sum += total.sum;
+    partial_[chunk].size += total.size;
   }
 }
 
-double PrimalBound::Objective(const int64_t* rows, const double* density, double* e, double* workspace) const {
+PrimalBound::Total PrimalBound::Objective(const int64_t* rows, const double* density, double* e,
+                                          double* workspace) const {
   const int64_t columns = cost_.size(1);
   const double zero_rows[kRowBlock] = {};
   const Buffer<double> zero_columns = [&] {
@@ -62,7 +66,7 @@ double PrimalBound::Objective(const int64_t* rows, const double* density, double
     return buffer;
   }();
   cost_.Exponents(0, rows, epsilon_, zero_rows, zero_columns.data(), e, workspace);
-  double sum = 0;
+  Total total;
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;
     const double a = (*mass_[0])[rows[r]];
@@ -71,11 +75,15 @@ double PrimalBound::Objective(const int64_t* rows, const double* density, double
       const double product = a * (*mass_[1])[j];
       const double q = weight_[0][rows[r]] * density[BlockIndex(r, j)] * weight_[1][j] + lack * lack_[1][j];
       const double cost = cost_.shift(0)[rows[r]] + cost_.shift(1)[j] - e[BlockIndex(r, j)] * epsilon_ / kLog2E;
-      sum += epsilon_ * (product - q);
-      if (q > 0) sum += q * (cost + epsilon_ * std::log(q / product));
+      total.sum += epsilon_ * (product - q);
+      total.size += epsilon_ * (product + q);
+      if (!(q > 0)) continue;
+      const double entropy = epsilon_ * std::log(q / product);
+      total.sum += q * (cost + entropy);
+      total.size += q * (std::abs(cost) + std::abs(entropy));
     }
   }
-  return sum;
+  return total;
 }
 
 void PrimalBound::EndPhase() {
@@ -92,7 +100,14 @@ void PrimalBound::EndPhase() {
       lack_total_ += lack_[0][i];
     }
   } else {
-    for (double partial : partial_) value_ += partial;
+    Total all;
+    for (const Total& partial : partial_) {
+      all.sum += partial.sum;
+      all.size += partial.size;
+    }
+    // Terms are rounded a few times each, and added block by block.
+    const double roundings = static_cast<double>(8 + kRowBlock * cost_.size(1) + cost_.size(0));
+    value_ = all.sum + roundings * 0x1p-53 * all.size;
   }
   if (++pass_ < kPasses) Start();
 }

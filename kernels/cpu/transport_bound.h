@@ -2,7 +2,8 @@
 //
 //   P' = diag(min(1, a / r)) P;  P'' = P' diag(min(1, b / c'));  Q = P'' + (a - P'' 1)(b - P''^T 1)^T / |a - P'' 1|_1
 //   bound = <C, Q> + eps KL(Q | a b^T)           Source: Altschuler, Weed & Rigollet (2017), algorithm 2.
-// float64 throughout, four passes over the plan, each a phase of chunks.
+// float64 throughout, four passes over the plan, each a phase of chunks. What rounding may have taken off the bound is
+// added to it.
 #ifndef SINKHORN_KERNELS_CPU_TRANSPORT_BOUND_H_
 #define SINKHORN_KERNELS_CPU_TRANSPORT_BOUND_H_
 
@@ -31,7 +32,10 @@ class PrimalBound {
   static constexpr int kPasses = 4;
   int side() const { return pass_ == 1 ? 1 : 0; }
   void Start();
-  double Objective(const int64_t* rows, const double* density, double* e, double* workspace) const;
+  struct Total {
+    double sum = 0, size = 0;  // Of terms, and of their magnitudes.
+  };
+  Total Objective(const int64_t* rows, const double* density, double* e, double* workspace) const;
 
   const CostSource<double, double>& cost_;
   const double epsilon_;
@@ -41,7 +45,7 @@ class PrimalBound {
   Buffer<double> sums_[2];    // plan sums of the pass
   Buffer<double> lack_[2];    // a - P'' 1, b - P''^T 1
   double lack_total_ = 0, value_ = 0;
-  std::vector<double> partial_;
+  std::vector<Total> partial_;
   int pass_ = 0;
   int64_t chunks_ = 0, chunk_blocks_ = 1;
 };

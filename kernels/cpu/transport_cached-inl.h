@@ -233,12 +233,16 @@ void Scale(T* t, int64_t columns, const T* row, const T* col, double* sums) {
   const int64_t lanes = hn::Lanes(d);
   for (int r = 0; r < kRowBlock; ++r) {
     const auto u = hn::Set(d, row[r]);
+    const auto row_exists = hn::Gt(u, hn::Zero(d));
     double total = 0;
     for (int64_t begin = 0; begin < columns; begin += kFloatColumns) {
       const int64_t end = std::min(columns, begin + kFloatColumns);
       auto sum = hn::Zero(d);
       for (int64_t j = begin; j < end; j += lanes) {
-        const auto p = hn::Mul(hn::Mul(hn::Load(d, t + BlockIndex(r, j)), hn::Load(d, col + j)), u);
+        const auto v = hn::Load(d, col + j);
+        const auto product = hn::Mul(hn::Mul(hn::Load(d, t + BlockIndex(r, j)), v), u);
+        // Where there is no mass densities are anything, and their products with the other side's may overflow.
+        const auto p = hn::IfThenElseZero(hn::And(row_exists, hn::Gt(v, hn::Zero(d))), product);
         hn::Store(p, d, t + BlockIndex(r, j));
         sum = hn::Add(sum, p);
       }

@@ -68,6 +68,8 @@ class TypedMember final : public TransportMember {
  private:
   enum class Stage { kIterate, kApply, kBound, kDone };
   using Engine = TransportEngine<TE, T>;
+  // Flushing takes digits off the entries of rows that weigh less.
+  static constexpr double kLightRow = sizeof(T) == sizeof(float) ? 1e-25 : 1e-290;
   struct Pass {
     int engine, side;
   };
@@ -85,7 +87,8 @@ class TypedMember final : public TransportMember {
   void PlanPasses();
   void StartPass();
   void ApplyBlock(int64_t row, double* linear, Scratch* scratch);
-  void Project(int64_t i, double mass, const double* product);
+  void Project(int64_t i, double mass, const double* product) const;
+  void AddGradient(int64_t i, double mass, const double* product);
   void StartBound();
   void Finish();
 
@@ -265,10 +268,6 @@ void TypedMember<TE, T>::ApplyBlock(int64_t row, double* linear, Scratch* scratc
       if (*view) StoreRow(view->dtype, plan_row, count, view->data, offset);
     }
   }
-  if (points_width_ > 0) {
-    kernels.multiply(plan, columns, points_.data(), points_width_, product);
-    for (int r = 0; r < kRowBlock && rows[r] >= 0; ++r) Project(rows[r], sums[r], product + r * points_width_);
-  }
   if (columns_width_ > 0) {
     kernels.multiply(plan, columns, columns_.data(), columns_width_, product);
     const OutputView& view = side == 0 ? out().plan_v : out().plan_transpose_u;
@@ -278,26 +277,46 @@ void TypedMember<TE, T>::ApplyBlock(int64_t row, double* linear, Scratch* scratc
                       (index_ * size(side) + rows[r]) * width);
     }
   }
+  if (points_width_ == 0) return;
+  kernels.multiply(plan, columns, points_.data(), points_width_, product);
+  for (int r = 0; r < kRowBlock && rows[r] >= 0; ++r) AddGradient(rows[r], sums[r], product + r * points_width_);
+  const OutputView& projection = side == 0 ? out().projection_x : out().projection_y;
+  if (which > 0 || !projection) return;
+  // Last, since it may make the plan anew.
+  TE max[kRowBlock] = {};
+  const bool light = std::any_of(sums, sums + kRowBlock, [](double sum) { return sum < kLightRow; });
+  if (light) {
+    ScaledPlanRows(engines_[0]->state(), side, rows, plan, sums, max, e, workspace);
+    kernels.multiply(plan, columns, points_.data(), points_width_, product);
+  }
+  for (int r = 0; r < kRowBlock && rows[r] >= 0; ++r) {
+    const double factor = light ? std::exp2(max[r] + engines_[0]->state().Potential(side, rows[r])) : 1;
+    Project(rows[r], factor * sums[r] > 0 ? sums[r] : 0, product + r * points_width_);
+  }
 }
 
-// Barycentric projection and gradient 2 kappa (r_i x_i - sum_j P_ij y_j) of point i, from its row's mass and product.
+// Barycentric projection sum_j P_ij y_j / r_i of point i from its row's mass, 0 where it has none, and product.
 template <typename TE, typename T>
-void TypedMember<TE, T>::Project(int64_t i, double mass, const double* product) {
+void TypedMember<TE, T>::Project(int64_t i, double mass, const double* product) const {
+  const int side = pass().side;
+  const Cloud& theirs = cloud(1 - side);
+  const OutputView& view = side == 0 ? out().projection_x : out().projection_y;
+  std::vector<double> mean(theirs.dim, 0.0);
+  for (int64_t k = 0; k < theirs.dim && mass > 0; ++k) mean[k] = product[k] / mass + theirs.centre[k];
+  StoreFromDouble(view.dtype, mean.data(), theirs.dim, view.data, (index_ * size(side) + i) * theirs.dim);
+}
+
+// Gradient 2 kappa (r_i x_i - sum_j P_ij y_j) of point i.
+template <typename TE, typename T>
+void TypedMember<TE, T>::AddGradient(int64_t i, double mass, const double* product) {
   const int which = pass().engine, own = Measure(which, pass().side), other = Measure(which, 1 - pass().side);
+  if (gradient_[own].size() == 0) return;
   const Cloud& mine = cloud(own);
   const Cloud& theirs = cloud(other);
-  const int64_t dim = mine.dim;
-  const OutputView& projection = own == 0 ? out().projection_x : out().projection_y;
-  if (which == 0 && projection) {
-    std::vector<double> mean(dim, 0.0);
-    for (int64_t k = 0; k < dim && mass > 0; ++k) mean[k] = product[k] / mass + theirs.centre[k];
-    StoreFromDouble(projection.dtype, mean.data(), dim, projection.data, (index_ * size(own) + i) * dim);
-  }
-  if (gradient_[own].size() == 0) return;
   const double scale = (which == 0 ? 2 : -2) * problem_.transport.kappa;
-  for (int64_t k = 0; k < dim; ++k) {
-    const double x = mine.points[i * dim + k] + (mine.centre[k] - theirs.centre[k]);
-    gradient_[own][i * dim + k] += scale * (mass * x - product[k]);
+  for (int64_t k = 0; k < mine.dim; ++k) {
+    const double x = mine.points[i * mine.dim + k] + (mine.centre[k] - theirs.centre[k]);
+    gradient_[own][i * mine.dim + k] += scale * (mass * x - product[k]);
   }
 }
 

@@ -178,7 +178,9 @@ double TransportState<TE, T>::Target(int which, int64_t i) const {
 template <typename TE, typename T>
 double TransportState<TE, T>::ErrorOf(int which, int64_t i, double ratio) const {
   const double mass = side[which].mass64[i];
-  return mass == 0 ? 0 : mass * std::abs(ratio - Target(which, i));
+  if (mass == 0) return 0;
+  const double error = mass * std::abs(ratio - Target(which, i));
+  return std::isnan(error) ? INFINITY : error;  // Both beyond all numbers; a NaN would vanish in a maximum.
 }
 
 template <typename TE, typename T>

@@ -22,8 +22,10 @@ double PlanTolerance(const Case& the_case, const oracle::Potentials& reference);
 
 // Compares every output that the case asked for with the oracle at `reference`; bounds must be on
 // their side of the oracle's. For fixed iterations: the constant shared by f and g is determined
-// too.
-void ExpectMatchesOracle(const Case& member_case, const Answer& member, const oracle::Potentials& reference);
+// too. `projects_light_rows`: so are projections of rows that weigh less than the arithmetic's
+// smallest numbers.
+void ExpectMatchesOracle(const Case& member_case, const Answer& member, const oracle::Potentials& reference,
+                         bool projects_light_rows = true);
 
 // Solves on `backend` and compares each member with the oracle's iterates. REQUIRES: tolerance 0,
 // not debiased.

@@ -110,9 +110,21 @@ Case AnyTransport(uint64_t seed) {
 
 class RandomTest : public ConformanceTest {};
 
+// Seeds that found faults which the first rounds do not: projections of a light row; saturated densities where there is
+// no mass; scalings that an added guard drives apart by 30 orders of magnitude.
+constexpr int kTransportSeeds[] = {511, 8284};
+constexpr int kNormalizationSeeds[] = {1230, 1643};
+
+template <size_t kCount>
+std::vector<int> Seeds(const int (&known)[kCount]) {
+  std::vector<int> seeds(known, known + kCount);
+  const int first = absl::GetFlag(FLAGS_first_seed);
+  for (int k = 0; k < absl::GetFlag(FLAGS_rounds); ++k) seeds.push_back(first + k);
+  return seeds;
+}
+
 TEST_P(RandomTest, TransportIterates) {
-  const int first = absl::GetFlag(FLAGS_first_seed), rounds = absl::GetFlag(FLAGS_rounds);
-  for (int seed = first; seed < first + rounds; ++seed) {
+  for (int seed : Seeds(kTransportSeeds)) {
     const Case c = AnyTransport(seed);
     const Transport problem = MemberTransport(c);
     const oracle::Potentials at = Iterate(problem, c.solver().max_iterations);
@@ -162,8 +174,7 @@ Case AnyNormalization(uint64_t seed) {
 
 TEST_P(RandomTest, NormalizationForwardAndBackward) {
   if (GetParam() == "cpu_streamed") GTEST_SKIP() << "the same as cpu";
-  const int first = absl::GetFlag(FLAGS_first_seed), rounds = absl::GetFlag(FLAGS_rounds);
-  for (int seed = first; seed < first + rounds; ++seed) {
+  for (int seed : Seeds(kNormalizationSeeds)) {
     const Case c = AnyNormalization(seed);
     SCOPED_TRACE(c.name);
     const Answer answer = SolveAlone(backend(), c);
