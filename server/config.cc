@@ -1,7 +1,6 @@
 #include "server/config.h"
 
 #include <algorithm>
-#include <thread>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -13,12 +12,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "server/commit.h"
+#include "server/machine.h"
 
 // ---- Addresses ----
 ABSL_FLAG(std::string, listen, "0.0.0.0:8001",
           "Address of the gRPC service, HOST:PORT. Port 0 picks a free one, which the log names.");
 ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:8002",
-          "Address of /metrics for Prometheus, HOST:PORT. Port 0 picks a free one. Empty: none.");
+          "Address of /metrics for Prometheus, and of /healthz and /readyz, HOST:PORT. Port 0 picks a free one. Empty: "
+          "none.");
 ABSL_FLAG(std::string, port_file, "",
           "When ready, write the two ports here, gRPC's and the metrics' (0: none), a line each. Empty: do not.");
 
@@ -30,7 +31,9 @@ ABSL_FLAG(std::string, devices, "all",
 ABSL_FLAG(int, lanes, 2, "CUDA backend: batches in flight on each device, so that copies overlap solves.");
 ABSL_FLAG(int64_t, device_memory_bytes, 0,
           "CUDA backend: the most that the server takes of each device's memory. 0: all but 1 GiB.");
-ABSL_FLAG(int, threads, 0, "Threads of the CPU backend. 0: one per available core.");
+ABSL_FLAG(
+    int, threads, 0,
+    "Threads of the CPU backend. 0: one per core that the process may run on and has CPU time for (cgroup quota).");
 ABSL_FLAG(int64_t, kernel_cache_bytes, int64_t{256} << 20,
           "CPU backend: a transport problem whose n * m kernel matrix fits these bytes keeps it in memory; larger ones "
           "recompute it.");
@@ -190,6 +193,7 @@ void CheckBackend(Checker& checker, Config* config) {
   config->cuda.lanes = IN_RANGE(lanes, 1, 64);
   config->cuda.memory_bytes = IN_RANGE(device_memory_bytes, int64_t{0}, int64_t{1} << 50);
   config->cpu.threads = IN_RANGE(threads, 0, 4096);
+  if (config->cpu.threads == 0) config->cpu.threads = AvailableCores();
   config->cpu.kernel_cache_bytes = IN_RANGE(kernel_cache_bytes, int64_t{0}, int64_t{1} << 40);
 }
 
@@ -233,7 +237,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   CheckTls(checker, &config);
   config.service.rpc_threads = IN_RANGE(rpc_threads, 0, 256);
   if (config.service.rpc_threads == 0) {
-    config.service.rpc_threads = std::min(8u, std::max(1u, std::thread::hardware_concurrency() / 2));
+    config.service.rpc_threads = std::min(8, std::max(1, AvailableCores() / 2));
   }
   config.service.threads = IN_RANGE(io_threads, 1, 1024);
   config.service.log_requests = absl::GetFlag(FLAGS_log_requests);

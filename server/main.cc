@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -25,7 +24,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "prometheus/exposer.h"
 #include "server/config.h"
 #include "server/executors.h"
 #include "server/fault.h"
@@ -34,9 +32,11 @@
 #include "server/grpc_log.h"
 #include "server/health.h"
 #include "server/log.h"
+#include "server/machine.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
 #include "server/service.h"
+#include "server/web.h"
 
 #if SINKHORN_HAVE_CUDA
 #include "kernels/cuda/cuda_backend.h"
@@ -184,14 +184,13 @@ class Process {
 
   const Config& config_;
   // In the order of dependence: later ones use earlier ones.
-  Metrics* metrics_ = nullptr;  // Owned by metrics_owner_.
-  std::shared_ptr<Metrics> metrics_owner_;
+  Metrics metrics_;
   Backends backends_;
   std::vector<std::unique_ptr<Scheduler>> schedulers_;  // One for each backend.
   std::unique_ptr<Executors> executors_;
   HealthService health_;
   std::unique_ptr<SinkhornServer> service_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<WebServer> web_;
   bool listening_ = false;
   int port_ = 0, metrics_port_ = 0;
 };
@@ -212,13 +211,11 @@ absl::Status Process::StartGrpc() {
 
 absl::Status Process::StartMetrics() {
   if (config_.metrics_listen.empty()) return absl::OkStatus();
-  try {
-    exposer_ = std::make_unique<prometheus::Exposer>(config_.metrics_listen, /*num_threads=*/1);
-  } catch (const std::exception& exception) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.metrics_listen, ": ", exception.what()));
-  }
-  exposer_->RegisterCollectable(metrics_owner_);
-  metrics_port_ = exposer_->GetListeningPorts().at(0);
+  auto web = WebServer::Start(config_.metrics_listen, &metrics_,
+                              [this] { return service_->state() == ServiceState::kReady && !service_->device_lost(); });
+  if (!web.ok()) return web.status();
+  web_ = *std::move(web);
+  metrics_port_ = web_->port();
   return absl::OkStatus();
 }
 
@@ -231,7 +228,7 @@ absl::Status Process::StartDevices() {
   for (std::unique_ptr<Backend>& backend : backends_) {
     if (config_.faults.any()) backend = MakeFaultyBackend(config_.faults, std::move(backend));
     schedulers_.push_back(std::make_unique<Scheduler>(
-        backend.get(), RealClock(), OptionsFor(*backend, config_.scheduler), RoundCounter(*backend, metrics_)));
+        backend.get(), RealClock(), OptionsFor(*backend, config_.scheduler), RoundCounter(*backend, &metrics_)));
     executors.emplace_back(backend.get(), schedulers_.back().get());
   }
   executors_ = std::make_unique<Executors>(std::move(executors));
@@ -239,14 +236,12 @@ absl::Status Process::StartDevices() {
 }
 
 absl::Status Process::Start() {
-  metrics_owner_ = std::make_shared<Metrics>();
-  metrics_ = metrics_owner_.get();
   if (absl::Status status = StartDevices(); !status.ok()) return status;
   ServiceOptions options = config_.service;
   options.on_device_lost = [] { kill(getpid(), kDeviceLostSignal); };
-  service_ = std::make_unique<SinkhornServer>(executors_.get(), metrics_, options);
+  service_ = std::make_unique<SinkhornServer>(executors_.get(), &metrics_, options);
   AddServerGauges(service_.get(), executors_.get(), {options.version, options.commit, SINKHORN_HAVE_CUDA != 0},
-                  metrics_);
+                  &metrics_);
   for (auto& scheduler : schedulers_) scheduler->Start();
   if (absl::Status status = StartGrpc(); !status.ok()) return status;
   if (absl::Status status = StartMetrics(); !status.ok()) return status;
@@ -339,7 +334,7 @@ int main(int argc, char** argv) {
   // Each RPC thread then waits for its own connections alone. gRPC's default on Linux has one thread at a time wait for
   // all, which hands every event on: 53,000 requests/s on 16 cores, 97,000 so. No gain on two. (Thousands of
   // connections are for epoll1.)
-  if (std::thread::hardware_concurrency() >= 8) setenv("GRPC_POLL_STRATEGY", "poll", /*overwrite=*/0);
+  if (sinkhorn::AvailableCores() >= 8) setenv("GRPC_POLL_STRATEGY", "poll", /*overwrite=*/0);
   // The packaged abseil is built with its debug default on: each lock taken would search a graph of all locks held.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<sinkhorn::Config> config = sinkhorn::ParseConfig(argc, argv);

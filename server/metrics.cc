@@ -1,12 +1,15 @@
 #include "server/metrics.h"
 
 #include <dirent.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <limits>
+
+#include "server/machine.h"
 
 namespace sinkhorn {
 namespace {
@@ -111,6 +114,13 @@ void CollectProcess(std::vector<MetricFamily>* families) {
   families->push_back(
       Single("process_resident_memory_bytes", "Resident memory.", MetricType::Gauge, stat.resident_bytes));
   families->push_back(Single("process_open_fds", "Open file descriptors.", MetricType::Gauge, OpenFileCount()));
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  families->push_back(Single("process_max_fds", "File descriptors that it may open.", MetricType::Gauge,
+                             static_cast<double>(files.rlim_cur)));
+  families->push_back(Single("sinkhorn_memory_limit_bytes",
+                             "Memory that the process may take: the container's limit, or the machine's memory.",
+                             MetricType::Gauge, static_cast<double>(MemoryLimitBytes())));
   families->push_back(Single("process_start_time_seconds", "Start of the process since the Unix epoch.",
                              MetricType::Gauge, BootSeconds() + stat.start_seconds_after_boot));
 }

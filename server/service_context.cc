@@ -9,6 +9,34 @@
 
 namespace sinkhorn {
 
+namespace {
+
+// Reasons of errors (status.h): those that a request may get before it is queued, and later.
+constexpr const char* kRejected[] = {"INVALID_FIELD",       "PROBLEM_TOO_LARGE", "QUEUE_FULL",
+                                     "INFEASIBLE_DEADLINE", "WARMING",           "DRAINING",
+                                     "DEVICE_LOST",         "DEVICE_MEMORY",     "INTERNAL"};
+constexpr const char* kFailed[] = {"EXPIRED", "CANCELLED", "DIVERGED"};
+
+// Makes what is known in advance: a rate of a counter that first appears at 1 misses that one.
+void MakeCounters(Metrics* metrics) {
+  for (const char* method : {kSolveMethod, kSolveStreamMethod, kGetServerInfoMethod}) {
+    metrics->calls_started.With({method});
+    metrics->call_seconds.With({method, "OK"});
+  }
+  for (const char* cause : {"cancelled", "deadline"}) {
+    for (const char* stage : {"decode", "queue", "running"}) metrics->requests_abandoned.With({stage, cause});
+    metrics->wasted_device_seconds.With({cause});
+  }
+  for (const char* reason : kRejected) metrics->requests_rejected.With({reason});
+  for (const char* problem : {"none", KindName(ProblemKind::kNormalization), KindName(ProblemKind::kDense),
+                              KindName(ProblemKind::kPointCloud)}) {
+    for (const char* reason : kRejected) metrics->outcomes.With({problem, reason});
+    for (const char* reason : kFailed) metrics->outcomes.With({problem, reason});
+  }
+}
+
+}  // namespace
+
 ServiceContext::ServiceContext(const Executors* executors, Metrics* metrics, const ServiceOptions& options)
     : executors(executors),
       metrics(metrics),
@@ -23,6 +51,7 @@ ServiceContext::ServiceContext(const Executors* executors, Metrics* metrics, con
       encode_seconds(metrics->stage_seconds.With({"encode"})),
       next_incident_(absl::Uniform<uint64_t>(absl::BitGen())),
       pool_(options.threads, /*allow_spinning=*/false) {
+  MakeCounters(metrics);
   for (ProblemKind kind : {ProblemKind::kNormalization, ProblemKind::kDense, ProblemKind::kPointCloud}) {
     SolvedMetrics* of_kind = &solved[static_cast<int>(kind)];
     of_kind->iterations = metrics->iterations.With({KindName(kind)});

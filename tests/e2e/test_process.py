@@ -1,8 +1,10 @@
 """The server as a process: clients that die, signals, health, flags, the log."""
 
+import http.client
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -175,6 +177,43 @@ def test_health_sees_the_drain(api, start):
         with pytest.raises(grpc.RpcError):
             next(watch)  # The server ends the watch; it does not hold up the exit.
     assert server.wait(10) == 0
+
+
+def web(server, path, method="GET"):
+    """(status, body) of the HTTP server beside gRPC."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=10)
+    connection.request(method, path)
+    reply = connection.getresponse()
+    return reply.status, reply.read().decode()
+
+
+def test_probes_that_speak_no_grpc(start, eventually):
+    server = start("--drain_grace=1s")
+    assert web(server, "/healthz") == (200, "ok\n")
+    assert web(server, "/readyz") == (200, "ready\n")
+    assert web(server, "/readyz", "HEAD") == (200, "")
+    assert web(server, "/metrics")[0] == 200
+    assert web(server, "/metrics", "POST")[0] == 405
+    assert web(server, "/healthz/more")[0] == web(server, "/")[0] == 404
+    server.terminate()
+    eventually(lambda: web(server, "/readyz") == (503, "not ready\n"))
+    assert web(server, "/healthz") == (200, "ok\n")
+    assert server.wait(10) == 0
+
+
+def test_counters_are_there_before_they_count(server):
+    """And the limits beside what they limit."""
+    text = web(server, "/metrics")[1]
+    for name in (
+        'sinkhorn_requests_rejected_total{reason="QUEUE_FULL"}',
+        'sinkhorn_outcomes_total{problem="dense",outcome="DIVERGED"}',
+        'sinkhorn_requests_abandoned_total{stage="running",cause="deadline"}',
+        'grpc_server_call_started_total{grpc_method="sinkhorn.v1.SinkhornService/SolveStream"}',
+    ):
+        assert f"\n{name} " in text
+    assert server.metric("process_max_fds") == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    assert server.metric("process_resident_memory_bytes") < server.metric("sinkhorn_memory_limit_bytes") <= memory
 
 
 def test_a_second_signal_exits_at_once(start):
