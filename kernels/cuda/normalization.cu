@@ -14,197 +14,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/normalization_choice.h"
 #include "kernels/cuda/normalization_kernels.h"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 namespace {
-
-constexpr int64_t kRegisterSide = 32;
-constexpr int64_t kWorkspaceLimit = int64_t{1} << 30;  // Of the slots of one problem.
-constexpr int64_t kSlotsPerMultiprocessor = 4;
-
-int64_t Padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// ---- From a problem to a task ---------------------------------------------------------------------------------------
-Tensor TensorOf(const TensorView& view) { return {view.data, view.dtype, view.shared}; }
-Output OutputOf(const OutputView& view) { return {view.data, view.dtype}; }
-
-Task TaskOf(const Problem& problem) {
-  const NormalizationInputs& in = problem.normalization;
-  const Recipe& recipe = in.recipe;
-  Task task{};
-  task.logits = TensorOf(in.logits);
-  task.row_marginals = TensorOf(in.row_marginals);
-  task.column_marginals = TensorOf(in.column_marginals);
-  task.dustbin = TensorOf(in.dustbin_score);
-  task.cotangent = TensorOf(in.cotangent);
-  task.given_plan = TensorOf(in.plan);
-  task.plan = OutputOf(problem.outputs.plan);
-  task.row_sums = OutputOf(problem.outputs.row_sums);
-  task.column_sums = OutputOf(problem.outputs.column_sums);
-  task.gradient = OutputOf(problem.outputs.gradient_logits);
-  task.dustbin_gradient = OutputOf(problem.outputs.gradient_dustbin_score);
-  task.convergence = problem.outputs.convergence;
-
-  task.count = task.last = problem.count;
-  task.has_dustbin = static_cast<bool>(in.dustbin_score);
-  task.n = static_cast<int32_t>(problem.n) + task.has_dustbin;
-  task.m = static_cast<int32_t>(problem.m) + task.has_dustbin;
-  task.forward = static_cast<bool>(in.logits);
-  task.exact = task.forward && recipe.exact;
-  // EXACT eliminates its rows and solves for its columns: the fewer, the better.
-  task.transposed = task.forward && (recipe.exact ? task.m > task.n : recipe.order == Order::kColumnRow);
-  task.rows = task.transposed ? task.m : task.n;
-  task.cols = task.transposed ? task.n : task.m;
-  task.iterations = problem.solver.max_iterations;
-  task.tolerance = problem.solver.tolerance;
-  task.tolerance32 = static_cast<float>(task.tolerance);
-  const bool backward = static_cast<bool>(in.cotangent);
-  task.unrolled = backward && task.forward && in.backward == BackwardMode::kUnrolled;
-  task.implicit = backward && !task.unrolled;
-  task.backward = in.backward;
-  task.own_marginals = in.row_marginals || in.column_marginals;
-  const bool steps = task.forward && !recipe.exact;  // EXACT and a given plan have neither start nor guard.
-  task.softmax = steps && recipe.start == Start::kRowSoftmax;
-  task.offset = steps ? recipe.offset : 0;
-  task.guard = steps && recipe.guard_value != 0 ? recipe.guard : Guard::kNone;
-  task.guard_value = recipe.guard_value;
-  task.floor = std::max(recipe.logit_floor, std::numeric_limits<double>::lowest());
-  task.floor32 = static_cast<float>(std::max<double>(task.floor, std::numeric_limits<float>::lowest()));
-  return task;
-}
-
-// ---- Which kernel ---------------------------------------------------------------------------------------------------
-enum class Kernel { kPlain, kTiles, kStream, kBackward, kGeneral };
-
-// All tensors float32, or all of 2 bytes an element.
-bool IsUniform(const Task& task) {
-  const size_t size = SizeOf(task.logits.dtype);
-  const auto fits = [&](DType dtype, const void* data) { return data == nullptr || SizeOf(dtype) == size; };
-  return fits(task.cotangent.dtype, task.cotangent.data) && fits(task.plan.dtype, task.plan.data) &&
-         fits(task.gradient.dtype, task.gradient.data);
-}
-bool IsShort(const Task& task) { return SizeOf(task.logits.dtype) == 2; }
-
-// By shape, types and options alone.
-Kernel KernelOf(const Problem& problem, const Task& task) {
-  const bool in_registers = std::max(task.n, task.m) <= kRegisterSide;
-  const bool backward_in_registers = in_registers && task.backward != BackwardMode::kImplicitFull;
-  if (!task.forward || task.exact || (task.implicit && !backward_in_registers) ||
-      problem.solver.precision == Precision::kDouble || task.logits.dtype == DType::kFloat64 ||
-      std::max(task.n, task.m) > kStreamSide) {
-    return Kernel::kGeneral;
-  }
-  if (!in_registers) return Kernel::kStream;
-  const int side = 4 << TileIndex(task.n);
-  const bool packed = !task.logits.shared && !task.cotangent.shared && IsUniform(task);
-  const bool plain = task.n == task.m && task.n == side && !task.has_dustbin && !task.own_marginals && !task.softmax &&
-                     task.offset == 0 && task.guard == Guard::kNone && task.tolerance == 0 && packed;
-  return plain ? Kernel::kPlain : Kernel::kTiles;
-}
-
-int GeneralThreads(const Task& task) {
-  const int64_t area = int64_t{task.n} * task.m;
-  return area <= 256 ? 64 : area <= 4096 ? 128 : area <= 65536 ? 256 : 512;
-}
-
-// ---- Blocks and workspace -------------------------------------------------------------------------------------------
-struct Shape {
-  Kernel kernel = Kernel::kGeneral;  // Of the first launch,
-  int size = 0;                      // for matrices of this size,
-  int32_t blocks = 0;                // by so many blocks,
-  int64_t first_slot_bytes = 0;      // of so much workspace each,
-  int64_t shared_bytes = 0;          // and dynamic shared memory.
-  int64_t redo_bytes = 0, redo_members = 1;
-  int64_t plan_bytes = 0;      // P for the implicit modes' kernel.
-  int32_t general_blocks = 0;  // Of the general kernel.
-  int64_t slot_bytes = 0;
-
-  int64_t slots_bytes() const { return std::max(first_slot_bytes * blocks, slot_bytes * general_blocks); }
-};
-
-Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task) {
-  Shape shape;
-  shape.kernel = KernelOf(problem, task);
-  shape.slot_bytes = GeneralSlotBytes(task);
-  const int64_t multiprocessors = std::max(device.sm_count, 1);
-  const bool general = shape.kernel == Kernel::kGeneral;
-  // Few of the registers kernel's members need it.
-  const int64_t most = general ? multiprocessors * (GeneralThreads(task) <= 128 ? 8 : kSlotsPerMultiprocessor) : 64;
-  const int64_t fitting = std::max<int64_t>((general ? kWorkspaceLimit : kWorkspaceLimit / 8) / shape.slot_bytes, 1);
-  shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting}));
-  if (general) return shape;
-
-  if (shape.kernel == Kernel::kStream) {
-    shape.size = StreamIndex(std::max(task.n, task.m));
-    shape.redo_bytes = Padded(4 * task.count);
-    shape.redo_members = 1;
-    shape.first_slot_bytes = StreamSlotBytes(shape.size, task);
-    shape.shared_bytes = StreamSharedBytes(shape.size, task.rows);
-    shape.blocks = static_cast<int32_t>(std::min({task.count, multiprocessors * kStreamBlocks[shape.size],
-                                                  std::max<int64_t>(4 * kWorkspaceLimit / shape.first_slot_bytes, 1)}));
-    return shape;
-  }
-  shape.size = TileIndex(std::max(task.n, task.m));
-  shape.redo_members = kWarpMembers[shape.size];
-  const int64_t warps = (task.count + kWarpMembers[shape.size] - 1) / kWarpMembers[shape.size];
-  shape.redo_bytes = Padded(4 * warps);
-  if (task.implicit) shape.plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));
-  int64_t limit = multiprocessors * 16;
-  if (task.unrolled) {
-    const int64_t history = HistoryBytes(shape.size, task.iterations);
-    if (history <= SharedHistoryBytes()) {
-      shape.shared_bytes = history;
-    } else {
-      shape.first_slot_bytes = history;
-      limit = std::clamp<int64_t>(4 * kWorkspaceLimit / history, 1, multiprocessors * 4);
-    }
-  }
-  // A warp each while there is a multiprocessor for each.
-  const int64_t blocks = warps <= multiprocessors ? warps : (warps + kBlockWarps - 1) / kBlockWarps;
-  shape.blocks = static_cast<int32_t>(std::min(blocks, limit));
-  return shape;
-}
-
-// ---- Predictions ----------------------------------------------------------------------------------------------------
-// One member by the general kernel, one of many blocks at work.
-double GeneralSeconds(const Task& task) {
-  const double area = static_cast<double>(task.n) * task.m, lines = static_cast<double>(task.n) + task.m;
-  const double threads = GeneralThreads(task);
-  const double pass = 2e-6 + 1e-7 * std::ceil(static_cast<double>(task.cols) / 32) + area * 60e-9 / threads;
-  double passes = 4;
-  if (task.forward) passes += 2.0 * (task.exact ? std::min(task.iterations, 20) : task.iterations);
-  if (task.unrolled) passes += 3.0 * task.iterations;
-  if (task.implicit) passes += 3 * std::min(2 * lines, 60.0);
-  double seconds = passes * pass;
-  if (task.exact) {
-    const double cols = task.cols;
-    seconds +=
-        10 * (task.cols <= 128 ? cols * 3e-6 + cols * cols * (task.rows + cols / 3) * 4e-9 / threads : 80 * pass);
-  }
-  return seconds;
-}
-
-double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
-  if (shape.kernel == Kernel::kGeneral) {
-    const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_blocks);
-    return 5e-6 + rounds * GeneralSeconds(task);
-  }
-  if (shape.kernel == Kernel::kStream) {
-    const double area = static_cast<double>(task.rows) * (64 << shape.size);
-    const double rounds = std::ceil(static_cast<double>(task.count) / shape.blocks);
-    const double iteration = 1.5e-6 + area / 32e9 * (shape.size > 1 ? 1 : .25);
-    return 1e-5 + rounds * (task.unrolled ? 3 : 1) * task.iterations * iteration;
-  }
-  const double side = 4 << shape.size, area = side * side;
-  const double factor = (shape.kernel == Kernel::kPlain ? 1 : 1.5) * (task.unrolled ? 3.2 : task.implicit ? 2.5 : 1);
-  const double lanes = 128.0 * std::max(device.sm_count, 1) * 1.7e9;
-  const double work = static_cast<double>(task.count) * area * (3.0 * task.iterations * factor + 20) / lanes;
-  const double alone = task.iterations * 80e-9 * factor;
-  return 3e-6 + std::max(work, alone) + static_cast<double>(task.count) * area * 8 / 3e12;
-}
 
 // ---- A problem on its way -------------------------------------------------------------------------------------------
 class NormalizationResident final : public Resident {
@@ -301,18 +117,21 @@ class NormalizationResident final : public Resident {
 struct Key {
   Kernel kernel;
   int size = 0;
-  bool backward = false, is_short = false;
-  int threads = 0;
+  PlainKind plain = {};  // backward: of the other kernels too.
+  int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
-    return std::tie(kernel, size, backward, is_short, threads) <
-           std::tie(other.kernel, other.size, other.backward, other.is_short, other.threads);
+    const auto tie = [](const Key& key) {
+      return std::tie(key.kernel, key.size, key.plain.backward, key.plain.is_short, key.threads);
+    };
+    return tie(*this) < tie(other);
   }
 };
 
+// Whole tiles and smaller matrices go together.
 Key KeyOf(const NormalizationResident& resident) {
-  if (resident.general()) return {Kernel::kGeneral, 0, false, false, GeneralThreads(resident.task)};
+  if (resident.general()) return {Kernel::kGeneral, 0, {}, GeneralThreads(resident.task)};
   const bool is_short = resident.shape.kernel == Kernel::kPlain && IsShort(resident.task);
-  return {resident.shape.kernel, resident.shape.size, resident.task.unrolled, is_short, 0};
+  return {resident.shape.kernel, resident.shape.size, {resident.task.unrolled, is_short, resident.shape.padded}, 0};
 }
 
 // The task of the next launch. False: the problem has failed.
@@ -338,6 +157,7 @@ bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, L
     task.slot_bytes = shape.first_slot_bytes;
     task.workspace = shape.first_slot_bytes == 0 ? nullptr : slots;
     task.redo = redo;
+    task.redo_members = shape.redo_members;
     if (shape.plan_bytes > 0) task.plan_copy = {plan, DType::kFloat32};
   }
   // The implicit modes' kernel has tallies of its own.
@@ -351,13 +171,14 @@ bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, L
   return false;
 }
 
-cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+// `threads`: of a block of kPlain's.
+cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, int threads, int64_t shared_bytes,
                            cudaStream_t stream) {
   switch (key.kernel) {
     case Kernel::kPlain:
-      return LaunchPlain(key.size, key.is_short, key.backward, launch, blocks, shared_bytes, stream);
+      return LaunchPlain(key.size, key.plain, launch, blocks, threads, shared_bytes, stream);
     case Kernel::kTiles:
-      return LaunchTiles(key.size, key.backward, launch, blocks, shared_bytes, stream);
+      return LaunchTiles(key.size, key.plain.backward, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
       return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
     case Kernel::kBackward:
@@ -382,7 +203,11 @@ Task BackwardTask(const Task& forward) {
 absl::Status LaunchTasks(const Key& key, const std::vector<Task>& tasks, int64_t shared_bytes, LaunchContext* context) {
   LaunchOf launch{};
   int64_t blocks = 0;
-  for (const Task& task : tasks) blocks += task.blocks;
+  bool warp_each = true;  // A block for each warp's worth of members.
+  for (const Task& task : tasks) {
+    blocks += task.blocks;
+    warp_each &= task.blocks * task.redo_members >= task.count;
+  }
   if (tasks.size() == 1) {
     launch.only = tasks[0];
   } else {
@@ -397,7 +222,8 @@ absl::Status LaunchTasks(const Key& key, const std::vector<Task>& tasks, int64_t
       return absl::ResourceExhaustedError("no memory for the normalization's descriptors");
     }
   }
-  const cudaError_t error = LaunchKernelOf(key, launch, static_cast<int>(blocks), shared_bytes, context->stream());
+  const cudaError_t error =
+      LaunchKernelOf(key, launch, static_cast<int>(blocks), warp_each ? 32 : 128, shared_bytes, context->stream());
   if (error == cudaSuccess) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("normalization: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
 }
@@ -413,7 +239,7 @@ absl::Status LaunchTogether(const Key& key, const std::vector<NormalizationResid
   }
   absl::Status status = LaunchTasks(key, tasks, shared_bytes, context);
   if (status.ok() && !backward.empty()) {
-    status.Update(LaunchTasks({Kernel::kBackward, key.size, false, false, 0}, backward, 0, context));
+    status.Update(LaunchTasks({Kernel::kBackward, key.size, {}, 0}, backward, 0, context));
   }
   if (!absl::IsResourceExhausted(status)) return status;
   for (NormalizationResident* resident : residents) resident->Fail(status);

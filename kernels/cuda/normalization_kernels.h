@@ -28,24 +28,30 @@ int64_t StreamSharedBytes(int size, int64_t rows);
 // `shared_bytes`: the largest of all tasks.
 cudaError_t LaunchStream(int size, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream);
 
-// ---- Sides up to 32 in registers, float32 ---------------------------------------------------------------------------
-// Sizes of tile that there are kernels for: 4, 8, 16 and 32.
-constexpr int kTileSizes = 4;
-constexpr int TileIndex(int side) { return side <= 4 ? 0 : side <= 8 ? 1 : side <= 16 ? 2 : 3; }
+// ---- Sides up to 32 (plain recipes: 64) in registers, float32 -------------------------------------------------------
+// Sizes of tile that there are kernels for: 4, 8, 16, 32 and 64.
+constexpr int TileIndex(int side) { return side <= 4 ? 0 : side <= 8 ? 1 : side <= 16 ? 2 : side <= 32 ? 3 : 4; }
 // Members of a warp; members of a block are four times as many.
-constexpr int64_t kWarpMembers[kTileSizes] = {32, 16, 4, 1};
+constexpr int64_t kWarpMembers[] = {32, 16, 4, 1, 1};
 constexpr int64_t kBlockWarps = 4;
 
 // Bytes that a block needs for the scaling vectors of all iterations, and how many of them may be shared memory.
 int64_t HistoryBytes(int tile, int32_t iterations);
+int64_t PlainHistoryBytes(int tile, int32_t iterations);
 int64_t SharedHistoryBytes();
 
-// Square of the tile's own size, marginals 1, no guard, a fixed number of iterations, all tensors float32 or all of 2
-// bytes an element (`is_short`).
+// Square, marginals 1, no guard, a fixed number of iterations, all tensors float32 or all of 2 bytes an element.
+struct PlainKind {
+  bool backward, is_short;
+  bool padded;  // Sides may be smaller than the tile's.
+};
+// `threads`: of a block, 32 or 128. `history_bytes`: for 128, the largest of all tasks.
+cudaError_t LaunchPlain(int tile, const PlainKind& kind, const LaunchOf& launch, int blocks, int threads,
+                        int64_t history_bytes, cudaStream_t stream);
+// Blocks of 128 threads that a multiprocessor runs at a time. `history_bytes`: of shared memory.
+int PlainBlocks(int tile, bool is_short, bool backward, int64_t history_bytes);
+// Everything else that is not EXACT, up to 32.
 // `shared_bytes`: of history, the largest of all tasks.
-cudaError_t LaunchPlain(int tile, bool is_short, bool backward, const LaunchOf& launch, int blocks,
-                        int64_t shared_bytes, cudaStream_t stream);
-// Everything else that is not EXACT.
 cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                         cudaStream_t stream);
 // After either: IMPLICIT and IMPLICIT_UNIT from the P that it left in `given_plan`; not `transposed`.

@@ -47,7 +47,6 @@ class Streamed : private StreamBase<Shape> {
   }
 
  private:
-  using Base::At;
   using Base::BlockSum;
   using Base::C;
   using Base::c_;
@@ -60,11 +59,10 @@ class Streamed : private StreamBase<Shape> {
   using Base::HistoryV;
   using Base::HistoryX;
   using Base::HistoryY;
-  using Base::k_;
   using Base::kColumns;
   using Base::lane_;
-  using Base::Load;
   using Base::LoadMarginals;
+  using Base::LoadRow;
   using Base::member_;
   using Base::next_u_;
   using Base::parts_;
@@ -74,8 +72,10 @@ class Streamed : private StreamBase<Shape> {
   using Base::row_bar_;
   using Base::row_most_;
   using Base::row_scale_;
+  using Base::RowOfK;
   using Base::Start;
   using Base::StartOf;
+  using Base::StoreRow;
   using Base::task_;
   using Base::u_;
   using Base::v_;
@@ -84,7 +84,7 @@ class Streamed : private StreamBase<Shape> {
   using Base::warp_;
   using typename Base::RowStart;
 
-  // ---- Iterations --------------------------------------------------------------------------------------------------
+  // ---- Iterations ---------------------------------------------------------------------------------------------------
   // True: stopped by the tolerance.
   __device__ bool Iterate(int* iterations, float* row_error, float* col_error) {
     const bool stops = task_.tolerance32 > 0;
@@ -130,22 +130,21 @@ class Streamed : private StreamBase<Shape> {
     const float unscale = 1 / col_scale_;
     float sums[C] = {}, bars[C] = {}, error = 0;
     for (int i = warp_; i < task_.rows; i += W) {
-      float row = 0, bar_row = 0;
+      float row = 0, bar_row = 0, p[C], bar[C];
+      const float* const from = RowOfK(i) + lane_;
       const float u = u_[i] * unscale;
 #pragma unroll
+      for (int c = 0; c < C; ++c) p[c] = from[32 * c] * u * v_[lane_ + 32 * c];
+      if (task_.unrolled) LoadRow(task_.cotangent, task_.n, task_.m, i, task_.cols, bar);
+      if (task_.plan.data != nullptr) StoreRow(task_.plan, task_.n, task_.m, i, task_.cols, p);
+#pragma unroll
       for (int c = 0; c < C; ++c) {
-        const int j = lane_ + 32 * c;
-        if (j >= task_.cols) continue;
-        const float p = k_[int64_t{i} * kColumns + j] * u * v_[j];
-        const int64_t at = member_ * task_.n * task_.m + At(i, j);
-        if (task_.plan.data != nullptr) StoreAs(task_.plan.dtype, task_.plan.data, at, p);
-        row += p;
-        sums[c] += p;
-        if (task_.unrolled) {
-          const float bar = p * Load(task_.cotangent, int64_t{task_.n} * task_.m, At(i, j));
-          bar_row += bar;
-          bars[c] += bar;
-        }
+        row += p[c];
+        sums[c] += p[c];
+        if (!task_.unrolled) continue;
+        bar[c] *= p[c];
+        bar_row += bar[c];
+        bars[c] += bar[c];
       }
       row = WarpSum(row);
       if (task_.unrolled) bar_row = WarpSum(bar_row);
@@ -243,15 +242,10 @@ class Streamed : private StreamBase<Shape> {
 #pragma unroll
       for (int e = 0; e < kTogether; ++e) {
         const int i = min(first + e, task_.rows - 1);
+        LoadRow(task_.cotangent, task_.n, task_.m, i, task_.cols, g[e]);
+        const float u = u_[i] * unscale;
 #pragma unroll
-        for (int c = 0; c < C; ++c) {
-          const int j = lane_ + 32 * c;
-          g[e][c] = 0;
-          if (j < task_.cols) {
-            const float bar = Load(task_.cotangent, int64_t{task_.n} * task_.m, At(i, j));
-            g[e][c] = bar * (u_[i] * unscale) * HistoryV(last)[j];
-          }
-        }
+        for (int c = 0; c < C; ++c) g[e][c] *= u * HistoryV(last)[lane_ + 32 * c];
       }
 #pragma unroll 1
       for (int t = 1; t <= last; ++t) {
@@ -287,11 +281,12 @@ class Streamed : private StreamBase<Shape> {
     float w[C], total = 0;
     RowStart start = {0, 1, 0};
     if (chained) start = StartOf(i, w);
+    const float* const from = RowOfK(i) + lane_;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       const int j = lane_ + 32 * c;
       if (j >= task_.cols) continue;
-      g[c] *= k_[int64_t{i} * kColumns + j];
+      g[c] *= from[32 * c];
       if (chained) {
         const float e = start.scale * Exp(w[c] - start.top), entry = e + start.added;
         g[c] = entry > 0 ? g[c] * (e / entry) : 0.0f;
@@ -299,19 +294,17 @@ class Streamed : private StreamBase<Shape> {
       }
     }
     if (task_.softmax) total = WarpSum(total) * row_scale_ / r_[i];
-    const int bin = task_.has_dustbin ? 1 : 0, n = task_.n - bin, m = task_.m - bin;
+    const int bin = task_.has_dustbin ? 1 : 0;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       const int j = lane_ + 32 * c;
       if (j >= task_.cols) continue;
       if (task_.softmax) g[c] -= start.scale * Exp(w[c] - start.top) * total;
       *infinite = fmaf(g[c], 0.0f, *infinite);
-      const int row = task_.transposed ? j : i, col = task_.transposed ? i : j;
-      if (row >= n || col >= m) {
-        *border += g[c];
-      } else {
-        StoreAs(task_.gradient.dtype, task_.gradient.data, (member_ * n + row) * m + col, g[c]);
-      }
+      if (i >= task_.rows - bin || j >= task_.cols - bin) *border += g[c];
+    }
+    if (i < task_.rows - bin) {
+      StoreRow(task_.gradient, task_.n - bin, task_.m - bin, i, task_.cols - bin, g);
     }
   }
 };

@@ -1,5 +1,6 @@
 // Sides from 33 to 1,024: a block solves a member, float32 in the linear domain. K = exp(W - row maximum) is kept in
-// registers where it fits, else in the workspace, from which L2 serves it; an iteration reads it once.
+// registers and shared memory where it fits, else in the workspace, from which L2 serves it; an iteration reads it
+// once.
 //
 // A warp takes a row: its lanes hold every 32nd column of v, the row of K, and of the column sums that the warp
 // gathers. So a row's sum, its scaling u_i and its share u_i K_ij of the column sums need K_ij once.
@@ -9,84 +10,26 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_BASE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_BASE_CUH_
 
-#include "kernels/cuda/normalization_registers.cuh"
+#include "kernels/cuda/normalization_stream_shape.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-constexpr float kStreamRange = 60, kStreamSmallest = 1e-37f;
-
-// Columns of a lane, warps, and rows of a warp that stay in registers (0: none do).
-template <int kLaneColumns, int kBlockWarpCount, int kKeptRows>
-struct StreamShape {
-  static constexpr int C = kLaneColumns, kWarpCount = kBlockWarpCount, kKept = kKeptRows;
-  static constexpr int kThreadCount = 32 * kWarpCount, kColumns = 32 * C;
-  static constexpr int kRows = kKept == 0 ? 1024 : kKept * kWarpCount;  // At most.
-};
-using Stream64 = StreamShape<2, 4, 16>;
-using Stream128 = StreamShape<4, 16, 8>;
-using Stream256 = StreamShape<8, 16, 0>;
-using Stream512 = StreamShape<16, 16, 0>;
-using Stream1024 = StreamShape<32, 8, 0>;
-
-// Floats of shared memory, and of a slot of the workspace.
-template <class Shape>
-__host__ __device__ constexpr int64_t StreamSharedFloats(int64_t rows) {
-  return (Shape::kWarpCount + 4) * Shape::kColumns + 4 * rows + 32;
-}
-template <class Shape>
-__host__ __device__ constexpr int64_t StreamMatrixRows(int64_t rows) {
-  return Shape::kKept > 0 ? Shape::kRows : rows;
-}
-template <class Shape>
-__host__ __device__ inline int64_t StreamSlotFloats(const Task& task) {
-  const int64_t rows = task.rows, cols = Shape::kColumns;
-  return StreamMatrixRows<Shape>(rows) * cols +
-         (task.unrolled ? (int64_t{task.iterations} + 1) * 2 * (rows + cols) : 0);
-}
-
-// The first reduction of a warp's kRows sums over its lanes: lane l ends with the whole sum of row l % kRows.
-template <int kRows>
-__device__ inline float ScatterSums(float (&s)[kRows], int lane) {
-#pragma unroll
-  for (int half = kRows / 2; half >= 1; half /= 2) {
-    const bool upper = (lane & half) != 0;
-#pragma unroll
-    for (int k = 0; k < half; ++k) {
-      const float mine = upper ? s[k + half] : s[k], other = upper ? s[k] : s[k + half];
-      s[k] = mine + __shfl_xor_sync(kFullMask, other, half);
-    }
-  }
-  float sum = s[0];
-#pragma unroll
-  for (int mask = kRows; mask < 32; mask *= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
-  return sum;
-}
-
-__device__ inline float WarpSum(float x) {
-#pragma unroll
-  for (int mask = 16; mask >= 1; mask /= 2) x += __shfl_xor_sync(kFullMask, x, mask);
-  return x;
-}
-__device__ inline float WarpMax(float x) {
-#pragma unroll
-  for (int mask = 16; mask >= 1; mask /= 2) x = fmaxf(x, __shfl_xor_sync(kFullMask, x, mask));
-  return x;
-}
-
 // A member's memory and the steps that all of its course is made of.
 template <class Shape>
 class StreamBase {
  public:
-  static constexpr int C = Shape::C, W = Shape::kWarpCount, kKept = Shape::kKept, kColumns = Shape::kColumns;
+  static constexpr int C = Shape::C, W = Shape::kWarpCount, kColumns = Shape::kColumns;
+  static constexpr int kKept = Shape::kKept, kStored = Shape::kStored;
 
  protected:
   __device__ StreamBase(const Task& task, float* shared, float* slot)
       : task_(task),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
-        parts_(shared),
+        stored_(shared),
+        parts_(stored_ + W * kStored * kColumns),
         v_(parts_ + W * kColumns),
         c_(v_ + kColumns),
         col_bar_(c_ + kColumns),
@@ -99,17 +42,56 @@ class StreamBase {
         k_(slot),
         history_(slot + StreamMatrixRows<Shape>(task.rows) * kColumns) {}
 
-  __device__ int64_t At(int i, int j) const {
-    return task_.transposed ? int64_t{j} * task_.m + i : int64_t{i} * task_.m + j;
-  }
+  // ---- Tensors: a row of the kernel's at a time, every 32nd number a lane's, what lies beyond 0 ---------------------
   __device__ float Load(const Tensor& tensor, int64_t size, int64_t at) const {
     return LoadAs<float>(tensor.dtype, tensor.data, (tensor.shared ? 0 : member_ * size) + at);
   }
-  __device__ float Logit(int i, int j) const {
-    const int row = task_.transposed ? j : i, col = task_.transposed ? i : j;
-    const int bin = task_.has_dustbin ? 1 : 0, n = task_.n - bin, m = task_.m - bin;
-    if (row >= n || col >= m) return Load(task_.dustbin, 1, 0);
-    return Load(task_.logits, int64_t{n} * m, int64_t{row} * m + col);
+  // Row i of n x m matrices; `size` columns of it are there.
+  __device__ void LoadRow(const Tensor& tensor, int n, int m, int i, int size, float (&x)[C]) const {
+    const int64_t at = PlaceOf(tensor.shared ? 0 : member_, n, m, i), step = task_.transposed ? m : 1;
+    switch (tensor.dtype) {
+      case DType::kFloat32:
+        return LoadLine(static_cast<const float*>(tensor.data) + at, step, size, x);
+      case DType::kFloat64:
+        return LoadLine(static_cast<const double*>(tensor.data) + at, step, size, x);
+      case DType::kFloat16:
+        return LoadLine(static_cast<const __half*>(tensor.data) + at, step, size, x);
+      case DType::kBFloat16:
+        return LoadLine(static_cast<const __nv_bfloat16*>(tensor.data) + at, step, size, x);
+    }
+  }
+  __device__ void StoreRow(const Output& output, int n, int m, int i, int size, const float (&x)[C]) const {
+    const int64_t at = PlaceOf(member_, n, m, i), step = task_.transposed ? m : 1;
+    if (output.dtype == DType::kFloat32) {
+      float* to = static_cast<float*>(output.data) + at;
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        if (lane_ + 32 * c < size) to[(lane_ + 32 * c) * step] = x[c];
+      }
+      return;
+    }
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      if (lane_ + 32 * c < size) StoreAs(output.dtype, output.data, at + (lane_ + 32 * c) * step, x[c]);
+    }
+  }
+  __device__ void LoadLogits(int i, float (&w)[C]) const {
+    const int bin = task_.has_dustbin ? 1 : 0, size = task_.cols - bin;
+    LoadRow(task_.logits, task_.n - bin, task_.m - bin, min(i, task_.rows - bin - 1), size, w);
+    if (bin == 0) return;
+    const float score = Load(task_.dustbin, 1, 0);
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      if (i == task_.rows - 1 || lane_ + 32 * c == size) w[c] = score;
+    }
+  }
+  __device__ int64_t PlaceOf(int64_t member, int n, int m, int i) const {
+    return member * n * m + (task_.transposed ? int64_t{i} : int64_t{i} * m);
+  }
+  template <class T>
+  __device__ void LoadLine(const T* from, int64_t step, int size, float (&x)[C]) const {
+#pragma unroll
+    for (int c = 0; c < C; ++c) x[c] = lane_ + 32 * c < size ? static_cast<float>(from[(lane_ + 32 * c) * step]) : 0.0f;
   }
   __device__ static float Raised(float w, float floor) { return w < floor ? floor : w; }
 
@@ -195,11 +177,10 @@ class StreamBase {
   };
   __device__ RowStart StartOf(int i, float (&w)[C]) const {
     float top = task_.floor32;
+    LoadLogits(i, w);
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      const int j = lane_ + 32 * c;
-      w[c] = j < task_.cols ? Logit(i, j) : 0;
-      if (j < task_.cols) top = fmaxf(top, w[c]);
+      if (lane_ + 32 * c < task_.cols) top = fmaxf(top, w[c]);
     }
     RowStart start = {WarpMax(top), 1, 0};
     if (task_.softmax) {
@@ -217,8 +198,17 @@ class StreamBase {
     }
     return start;
   }
-  // Of the kept rows, number k of this warp.
-  __device__ int KeptRow(int k) const { return warp_ * (kKept > 0 ? kKept : 1) + k; }
+  // Number k of this warp's rows, where it has rows of its own: the first kKept in registers, then kStored.
+  __device__ int RowOf(int k) const { return warp_ * Shape::kWarpRows + k; }
+  __device__ float* Stored(int k) const { return stored_ + (warp_ * kStored + k) * kColumns; }
+  // A row of K in memory, from the start on.
+  __device__ float* RowOfK(int i) const {
+    if constexpr (kStored > 0) {
+      const int k = i % Shape::kWarpRows;
+      if (k >= kKept) return stored_ + (i / Shape::kWarpRows * kStored + k - kKept) * kColumns;
+    }
+    return k_ + int64_t{i} * kColumns;
+  }
 
   __device__ bool Start() {
     const bool plain = !task_.softmax && task_.offset == 0;
@@ -243,27 +233,22 @@ class StreamBase {
               : task_.guard != Guard::kNone ? expf(fminf(start.top, kStreamRange)) * col_scale_
                                             : 1.0f;
     };
+    const int first = Shape::kResident ? RowOf(0) : warp_, step = Shape::kResident ? 1 : W;
+    const int end = Shape::kResident ? RowOf(Shape::kWarpRows) : task_.rows;
+#pragma unroll 1
+    for (int i = first; i < end; i += step) {
+      float row[C] = {};
+      if (i < task_.rows) one(i, row);
+      float* const to = RowOfK(i) + lane_;
+#pragma unroll
+      for (int c = 0; c < C; ++c) to[32 * c] = row[c];
+    }
     if constexpr (kKept > 0) {
-#pragma unroll 1
-      for (int k = 0; k < kKept; ++k) {
-        float row[C] = {};
-        if (KeptRow(k) < task_.rows) one(KeptRow(k), row);
-#pragma unroll
-        for (int c = 0; c < C; ++c) k_[int64_t{KeptRow(k)} * kColumns + lane_ + 32 * c] = row[c];
-      }
-      __syncwarp();
+      __syncwarp();  // K is there.
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
 #pragma unroll
-        for (int c = 0; c < C; ++c) kept_[k][c] = k_[int64_t{KeptRow(k)} * kColumns + lane_ + 32 * c];
-      }
-    } else {
-#pragma unroll 1
-      for (int i = warp_; i < task_.rows; i += W) {
-        float row[C];
-        one(i, row);
-#pragma unroll
-        for (int c = 0; c < C; ++c) k_[int64_t{i} * kColumns + lane_ + 32 * c] = row[c];
+        for (int c = 0; c < C; ++c) kept_[k][c] = k_[int64_t{RowOf(k)} * kColumns + lane_ + 32 * c];
       }
     }
     for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) v_[j] = j < task_.cols ? 1 : 0;
@@ -278,8 +263,8 @@ class StreamBase {
 
   // ---- A pass: row sums with x, what `row` makes of them, and the columns' sums of it in parts_ ---------------------
   // row(i, sum), on one lane, returns the multiplier of the row.
-  template <class RowOf>
-  __device__ void Pass(const float* x, RowOf row) {
+  template <class RowFunction>
+  __device__ void Pass(const float* x, RowFunction row) {
     float xs[C], sums[C];
 #pragma unroll
     for (int c = 0; c < C; ++c) {
@@ -295,7 +280,7 @@ class StreamBase {
         for (int c = 0; c < C; ++c) s[k] = fmaf(kept_[k][c], xs[c], s[k]);
       }
       const float sum = ScatterSums<kKept>(s, lane_);
-      const int i = KeptRow(lane_ % kKept);
+      const int i = RowOf(lane_ % kKept);
       const float multiplier = lane_ < kKept && i < task_.rows ? row(i, sum) : 0.0f;
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
@@ -303,42 +288,52 @@ class StreamBase {
 #pragma unroll
         for (int c = 0; c < C; ++c) sums[c] = fmaf(one, kept_[k][c], sums[c]);
       }
-    } else {
-      constexpr int kTogether = C <= 8 ? 4 : C <= 16 ? 2 : 1;
+    }
+    if constexpr (kStored > 0) {
+#pragma unroll 1
+      for (int k = 0; k < kStored; k += 4) {
+        PassRows<4>(RowOf(kKept + k), 1, Stored(k) + lane_, kColumns, xs, sums, row);
+      }
+    }
+    if constexpr (!Shape::kResident) {
+      constexpr int kTogether = C <= 16 ? 2 : 1;
 #pragma unroll 1
       for (int i = warp_; i < task_.rows; i += W * kTogether) {
-        float k[kTogether][C], s[kTogether];
-#pragma unroll
-        for (int e = 0; e < kTogether; ++e) {
-          const float* from = k_ + int64_t{min(i + W * e, task_.rows - 1)} * kColumns + lane_;
-#pragma unroll
-          for (int c = 0; c < C; ++c) k[e][c] = from[32 * c];
-        }
-#pragma unroll
-        for (int e = 0; e < kTogether; ++e) {
-          s[e] = 0;
-#pragma unroll
-          for (int c = 0; c < C; ++c) s[e] = fmaf(k[e][c], xs[c], s[e]);
-        }
-        float sum = 0;  // Lane e takes row e.
-#pragma unroll
-        for (int e = 0; e < kTogether; ++e) {
-          s[e] = WarpSum(s[e]);
-          if (lane_ == e) sum = s[e];
-        }
-        const int mine = i + W * lane_;
-        const float multiplier = lane_ < kTogether && mine < task_.rows ? row(mine, sum) : 0.0f;
-#pragma unroll
-        for (int e = 0; e < kTogether; ++e) {
-          const float one = __shfl_sync(kFullMask, multiplier, e);
-#pragma unroll
-          for (int c = 0; c < C; ++c) sums[c] = fmaf(one, k[e][c], sums[c]);
-        }
+        // Past the last row: whatever was there, finite, and a multiplier of 0.
+        const int64_t step = i + W * (kTogether - 1) < task_.rows ? int64_t{W} * kColumns : 0;
+        PassRows<kTogether>(i, W, k_ + int64_t{i} * kColumns + lane_, step, xs, sums, row);
       }
     }
 #pragma unroll
     for (int c = 0; c < C; ++c) parts_[warp_ * kColumns + lane_ + 32 * c] = sums[c];
     __syncthreads();  // The parts are there.
+  }
+  // Rows i, i + step, ... of K in memory, `pitch` apart.
+  template <int kTogether, class RowFunction>
+  __device__ void PassRows(int i, int step, const float* from, int64_t pitch, const float (&xs)[C], float (&sums)[C],
+                           RowFunction row) {
+    float k[kTogether][C], sum = 0;  // Lane e takes row e.
+#pragma unroll
+    for (int e = 0; e < kTogether; ++e) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) k[e][c] = from[e * pitch + 32 * c];
+    }
+#pragma unroll
+    for (int e = 0; e < kTogether; ++e) {
+      float s = 0;
+#pragma unroll
+      for (int c = 0; c < C; ++c) s = fmaf(k[e][c], xs[c], s);
+      s = WarpSum(s);
+      if (lane_ == e) sum = s;
+    }
+    const int mine = i + step * lane_;
+    const float multiplier = lane_ < kTogether && mine < task_.rows ? row(mine, sum) : 0.0f;
+#pragma unroll
+    for (int e = 0; e < kTogether; ++e) {
+      const float one = __shfl_sync(kFullMask, multiplier, e);
+#pragma unroll
+      for (int c = 0; c < C; ++c) sums[c] = fmaf(one, k[e][c], sums[c]);
+    }
   }
   // column(j, sum) for each column; then all is there. Returns this thread's sum of what it returns.
   template <class ColumnOf>
@@ -354,7 +349,7 @@ class StreamBase {
     return total;
   }
 
-  // ---- History: the vectors of all iterations ----------------------------------------------------------------------
+  // ---- History: the vectors of all iterations -----------------------------------------------------------------------
   __device__ float* HistoryU(int t) const { return history_ + int64_t{t} * 2 * (task_.rows + kColumns); }
   __device__ float* HistoryX(int t) const { return HistoryU(t) + task_.rows; }
   __device__ float* HistoryV(int t) const { return HistoryX(t) + task_.rows; }
@@ -370,9 +365,10 @@ class StreamBase {
   int64_t member_ = 0;
 
   // Shared memory.
-  float* const parts_;  // [W, kColumns]: the warps' sums of columns
-  float* const v_;      // [kColumns]
-  float* const c_;      // Marginals of the columns.
+  float* const stored_;  // [W, kStored, kColumns]: the rows of K that are kept there
+  float* const parts_;   // [W, kColumns]: the warps' sums of columns
+  float* const v_;       // [kColumns]
+  float* const c_;       // Marginals of the columns.
   float* const col_bar_;
   float* const v_now_;
   float* const u_;  // [rows]
@@ -382,7 +378,7 @@ class StreamBase {
   float* const scalars_;  // [W]
 
   // The workspace.
-  float* const k_;        // [rows, kColumns]
+  float* const k_;        // [rows, kColumns]: the rows of K that are not stored_
   float* const history_;  // u, x, v, y of each iteration
 
   float kept_[kKept > 0 ? kKept : 1][C];

@@ -35,6 +35,20 @@ cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blo
   return cudaGetLastError();
 }
 
+int64_t HistoryBytes(int tile, int32_t iterations) {
+  switch (tile) {
+    case 0:
+      return HistoryBytes<Tile4>(2, iterations);
+    case 1:
+      return HistoryBytes<Tile8>(2, iterations);
+    case 2:
+      return HistoryBytes<Tile16>(2, iterations);
+    default:
+      return HistoryBytes<Tile32>(2, iterations);
+  }
+}
+int64_t SharedHistoryBytes() { return kSharedHistoryBytes; }
+
 }  // namespace normalization
 }  // namespace cuda
 }  // namespace sinkhorn

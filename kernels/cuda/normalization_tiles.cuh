@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
       LoadLogits<Shape>(task, place, lane, first, count, incoming, K);
     }
     if constexpr (!kBackward) {
-      const int64_t next = first + int64_t{task.blocks} * kWarps * Shape::kMembers, left = task.last - next;
+      const int64_t next = first + MemberStep<Shape>(task), left = task.last - next;
       fetched = left > 0 && !task.has_dustbin &&
                 Stage<Shape>::FetchRows(lane, task.logits, task.n, task.m, next,
                                         static_cast<int>(min(int64_t{Shape::kMembers}, left)), incoming);

@@ -1,0 +1,197 @@
+#include <cmath>
+#include <limits>
+
+#include "kernels/cuda/normalization_choice.h"
+#include "kernels/cuda/normalization_kernels.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+namespace {
+
+constexpr int64_t kWorkspaceLimit = int64_t{1} << 30;  // Of the slots of one problem.
+constexpr int64_t kSlotsPerMultiprocessor = 4;
+constexpr int32_t kPlainSide = 64;
+
+int64_t Padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+Tensor TensorOf(const TensorView& view) { return {view.data, view.dtype, view.shared}; }
+Output OutputOf(const OutputView& view) { return {view.data, view.dtype}; }
+
+}  // namespace
+
+// ---- From a problem to a task ---------------------------------------------------------------------------------------
+Task TaskOf(const Problem& problem) {
+  const NormalizationInputs& in = problem.normalization;
+  const Recipe& recipe = in.recipe;
+  Task task{};
+  task.logits = TensorOf(in.logits);
+  task.row_marginals = TensorOf(in.row_marginals);
+  task.column_marginals = TensorOf(in.column_marginals);
+  task.dustbin = TensorOf(in.dustbin_score);
+  task.cotangent = TensorOf(in.cotangent);
+  task.given_plan = TensorOf(in.plan);
+  task.plan = OutputOf(problem.outputs.plan);
+  task.row_sums = OutputOf(problem.outputs.row_sums);
+  task.column_sums = OutputOf(problem.outputs.column_sums);
+  task.gradient = OutputOf(problem.outputs.gradient_logits);
+  task.dustbin_gradient = OutputOf(problem.outputs.gradient_dustbin_score);
+  task.convergence = problem.outputs.convergence;
+
+  task.count = task.last = problem.count;
+  task.has_dustbin = static_cast<bool>(in.dustbin_score);
+  task.n = static_cast<int32_t>(problem.n) + task.has_dustbin;
+  task.m = static_cast<int32_t>(problem.m) + task.has_dustbin;
+  task.forward = static_cast<bool>(in.logits);
+  task.exact = task.forward && recipe.exact;
+  // EXACT eliminates its rows and solves for its columns: the fewer, the better.
+  task.transposed = task.forward && (recipe.exact ? task.m > task.n : recipe.order == Order::kColumnRow);
+  task.rows = task.transposed ? task.m : task.n;
+  task.cols = task.transposed ? task.n : task.m;
+  task.iterations = problem.solver.max_iterations;
+  task.tolerance = problem.solver.tolerance;
+  task.tolerance32 = static_cast<float>(task.tolerance);
+  const bool backward = static_cast<bool>(in.cotangent);
+  task.unrolled = backward && task.forward && in.backward == BackwardMode::kUnrolled;
+  task.implicit = backward && !task.unrolled;
+  task.backward = in.backward;
+  task.own_marginals = in.row_marginals || in.column_marginals;
+  const bool steps = task.forward && !recipe.exact;  // EXACT and a given plan have neither start nor guard.
+  task.softmax = steps && recipe.start == Start::kRowSoftmax;
+  task.offset = steps ? recipe.offset : 0;
+  task.guard = steps && recipe.guard_value != 0 ? recipe.guard : Guard::kNone;
+  task.guard_value = recipe.guard_value;
+  task.floor = std::max(recipe.logit_floor, std::numeric_limits<double>::lowest());
+  task.floor32 = static_cast<float>(std::max<double>(task.floor, std::numeric_limits<float>::lowest()));
+  return task;
+}
+
+// ---- Which kernel ---------------------------------------------------------------------------------------------------
+// All tensors float32, or all of 2 bytes an element.
+bool IsUniform(const Task& task) {
+  const size_t size = SizeOf(task.logits.dtype);
+  const auto fits = [&](DType dtype, const void* data) { return data == nullptr || SizeOf(dtype) == size; };
+  return fits(task.cotangent.dtype, task.cotangent.data) && fits(task.plan.dtype, task.plan.data) &&
+         fits(task.gradient.dtype, task.gradient.data);
+}
+bool IsShort(const Task& task) { return SizeOf(task.logits.dtype) == 2; }
+
+// By shape, types and options alone.
+Kernel KernelOf(const Problem& problem, const Task& task) {
+  const bool in_registers = std::max(task.n, task.m) <= kRegisterSide;
+  const bool backward_in_registers = in_registers && task.backward != BackwardMode::kImplicitFull;
+  if (!task.forward || task.exact || (task.implicit && !backward_in_registers) ||
+      problem.solver.precision == Precision::kDouble || task.logits.dtype == DType::kFloat64 ||
+      std::max(task.n, task.m) > kStreamSide) {
+    return Kernel::kGeneral;
+  }
+  const bool packed = !task.logits.shared && !task.cotangent.shared && IsUniform(task);
+  const bool plain = task.n == task.m && !task.has_dustbin && !task.own_marginals && !task.softmax &&
+                     task.offset == 0 && task.guard == Guard::kNone && task.tolerance == 0 && packed;
+  if (plain && task.n <= kPlainSide) return Kernel::kPlain;
+  return in_registers ? Kernel::kTiles : Kernel::kStream;
+}
+
+int GeneralThreads(const Task& task) {
+  const int64_t area = int64_t{task.n} * task.m;
+  return area <= 256 ? 64 : area <= 4096 ? 128 : area <= 65536 ? 256 : 512;
+}
+
+// ---- Blocks and workspace -------------------------------------------------------------------------------------------
+// Blocks for `warps` warps' worth of members: four of them a block or, where the device runs far fewer blocks at a
+// time, as many as it does.
+int32_t BlocksFor(int64_t warps, int64_t at_a_time) {
+  const int64_t blocks = (warps + kBlockWarps - 1) / kBlockWarps;
+  return static_cast<int32_t>(blocks <= 2 * at_a_time ? blocks : at_a_time);
+}
+
+Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task) {
+  Shape shape;
+  shape.kernel = KernelOf(problem, task);
+  shape.slot_bytes = GeneralSlotBytes(task);
+  const int64_t multiprocessors = std::max(device.sm_count, 1);
+  const bool general = shape.kernel == Kernel::kGeneral;
+  // Few of the registers kernel's members need it.
+  const int64_t most = general ? multiprocessors * (GeneralThreads(task) <= 128 ? 8 : kSlotsPerMultiprocessor) : 64;
+  const int64_t fitting = std::max<int64_t>((general ? kWorkspaceLimit : kWorkspaceLimit / 8) / shape.slot_bytes, 1);
+  shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting}));
+  if (general) return shape;
+
+  if (shape.kernel == Kernel::kStream) {
+    shape.size = StreamIndex(std::max(task.n, task.m));
+    shape.redo_bytes = Padded(4 * task.count);
+    shape.redo_members = 1;
+    shape.first_slot_bytes = StreamSlotBytes(shape.size, task);
+    shape.shared_bytes = StreamSharedBytes(shape.size, task.rows);
+    shape.blocks = static_cast<int32_t>(std::min({task.count, multiprocessors * kStreamBlocks[shape.size],
+                                                  std::max<int64_t>(4 * kWorkspaceLimit / shape.first_slot_bytes, 1)}));
+    return shape;
+  }
+  shape.size = TileIndex(std::max(task.n, task.m));
+  shape.redo_members = kWarpMembers[shape.size];
+  const int64_t warps = (task.count + kWarpMembers[shape.size] - 1) / kWarpMembers[shape.size];
+  shape.redo_bytes = Padded(4 * warps);
+  if (task.implicit) shape.plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));
+  const bool plain = shape.kernel == Kernel::kPlain;
+  shape.padded = task.n != 4 << shape.size;
+  int64_t at_a_time = multiprocessors * 5;
+  if (task.unrolled) {
+    const int64_t history =
+        plain ? PlainHistoryBytes(shape.size, task.iterations) : HistoryBytes(shape.size, task.iterations);
+    if (history <= SharedHistoryBytes()) {
+      shape.shared_bytes = history;
+    } else {
+      shape.first_slot_bytes = history;
+      at_a_time = std::clamp<int64_t>(4 * kWorkspaceLimit / history, 1, multiprocessors * 4);
+    }
+  }
+  if (plain)
+    at_a_time = std::min(at_a_time,
+                         multiprocessors * PlainBlocks(shape.size, IsShort(task), task.unrolled, shape.shared_bytes));
+  // A warp each while there is a multiprocessor for each.
+  shape.blocks = warps <= multiprocessors ? static_cast<int32_t>(warps) : BlocksFor(warps, at_a_time);
+  if (shape.first_slot_bytes > 0) shape.blocks = static_cast<int32_t>(std::min<int64_t>(shape.blocks, at_a_time));
+  return shape;
+}
+
+// ---- Predictions ----------------------------------------------------------------------------------------------------
+// One member by the general kernel, one of many blocks at work.
+double GeneralSeconds(const Task& task) {
+  const double area = static_cast<double>(task.n) * task.m, lines = static_cast<double>(task.n) + task.m;
+  const double threads = GeneralThreads(task);
+  const double pass = 2e-6 + 1e-7 * std::ceil(static_cast<double>(task.cols) / 32) + area * 60e-9 / threads;
+  double passes = 4;
+  if (task.forward) passes += 2.0 * (task.exact ? std::min(task.iterations, 20) : task.iterations);
+  if (task.unrolled) passes += 3.0 * task.iterations;
+  if (task.implicit) passes += 3 * std::min(2 * lines, 60.0);
+  double seconds = passes * pass;
+  if (task.exact) {
+    const double cols = task.cols;
+    seconds +=
+        10 * (task.cols <= 128 ? cols * 3e-6 + cols * cols * (task.rows + cols / 3) * 4e-9 / threads : 80 * pass);
+  }
+  return seconds;
+}
+
+double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
+  if (shape.kernel == Kernel::kGeneral) {
+    const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_blocks);
+    return 5e-6 + rounds * GeneralSeconds(task);
+  }
+  if (shape.kernel == Kernel::kStream) {
+    const double area = static_cast<double>(task.rows) * (64 << shape.size);
+    const double rounds = std::ceil(static_cast<double>(task.count) / shape.blocks);
+    const double iteration = 1.5e-6 + area / 32e9 * (shape.size > 1 ? 1 : .25);
+    return 1e-5 + rounds * (task.unrolled ? 3 : 1) * task.iterations * iteration;
+  }
+  const double side = 4 << shape.size, area = side * side;
+  const double factor = (shape.kernel == Kernel::kPlain ? 1 : 1.5) * (task.unrolled ? 3.2 : task.implicit ? 2.5 : 1);
+  const double lanes = 128.0 * std::max(device.sm_count, 1) * 1.7e9;
+  const double work = static_cast<double>(task.count) * area * (3.0 * task.iterations * factor + 20) / lanes;
+  const double alone = task.iterations * 80e-9 * factor;
+  return 3e-6 + std::max(work, alone) + static_cast<double>(task.count) * area * 8 / 3e12;
+}
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn

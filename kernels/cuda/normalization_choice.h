@@ -1,0 +1,53 @@
+// Which kernel solves a normalisation, by how many blocks and with how much memory, and how long it will take.
+//
+// By the problem's own shape, types and options alone: the bits of an answer depend on these.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_CHOICE_H_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_CHOICE_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/normalization_task.cuh"
+#include "kernels/problem.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+constexpr int64_t kRegisterSide = 32;
+
+// As the kernels are told of it; the launch's own numbers (blocks, workspace, tallies) are left out.
+Task TaskOf(const Problem& problem);
+
+enum class Kernel { kPlain, kTiles, kStream, kBackward, kGeneral };
+Kernel KernelOf(const Problem& problem, const Task& task);
+// All tensors of 2 bytes an element: of kPlain's problems, which have float32 or these.
+bool IsShort(const Task& task);
+int GeneralThreads(const Task& task);
+
+struct Shape {
+  Kernel kernel = Kernel::kGeneral;  // Of the first launch,
+  int size = 0;                      // for matrices of this size,
+  int32_t blocks = 0;                // by so many blocks,
+  int64_t first_slot_bytes = 0;      // of so much workspace each,
+  int64_t shared_bytes = 0;          // and dynamic shared memory.
+  bool padded = false;               // kPlain: smaller than the tile.
+  int64_t redo_bytes = 0, redo_members = 1;
+  int64_t plan_bytes = 0;      // P for the implicit modes' kernel.
+  int32_t general_blocks = 0;  // Of the general kernel.
+  int64_t slot_bytes = 0;
+
+  int64_t slots_bytes() const { return std::max(first_slot_bytes * blocks, slot_bytes * general_blocks); }
+};
+Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task);
+
+// Predicted seconds of the whole, and of one member by the general kernel among many blocks at work.
+double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task);
+double GeneralSeconds(const Task& task);
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_CHOICE_H_

@@ -1,0 +1,334 @@
+// The registers kernel for the plain recipes: square, marginals 1, no guard, a fixed number of iterations. Lean: of few
+// matrices a solve is all latency.
+//
+// Matrices smaller than the tile are bordered with the unit matrix, whose scalings are and stay 1. So nothing but their
+// way in and out tells them from whole ones.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/normalization_plain_stage.cuh"
+#include "kernels/cuda/normalization_registers.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+// ---- Choices --------------------------------------------------------------------------------------------------------
+// kOne: one problem of whole tiles, its rows first, P wanted and nothing besides, whose task is read in the kernel's
+// parameters. Of little code, too: a first execution waits for it. Else any number, of any size up to the tile's.
+template <class Shape, bool kBackward, bool kShort, bool kOne>
+struct PlainTraits {
+  // Where a lane owns four rows, their scalings u_t take more memory than time: made again from v_(t-1).
+  static constexpr int kHistoryVectors = Shape::kOwn == 4 ? 1 : 2;
+  // One buffer for what goes out and one for what comes in meanwhile; where they would leave too little room for other
+  // blocks, the same for both, and nothing comes in meanwhile.
+  static constexpr bool kFetches = !(kBackward && (Shape::kLanes == 2 || !kOne)) && Shape::kSize < 64;
+  static constexpr int kBuffers = kFetches ? 2 : 1;
+  static constexpr int kBufferBytes = kWarps * kBuffers * Shape::kBufferFloats * static_cast<int>(sizeof(float));
+  // Blocks per multiprocessor that registers must leave room for.
+  static constexpr int kBlocks = Shape::kLanes == 1   ? (kBackward ? 5
+                                                         : kOne    ? 7
+                                                                   : 6)
+                                 : Shape::kSize == 64 ? 2
+                                 : kBackward          ? 3
+                                                      : (kOne && Shape::kSize != 16 && !kShort ? 5 : 4);
+};
+
+// ---- Start ----------------------------------------------------------------------------------------------------------
+// K = exp(W - row maximum) in place of W. False: the range is too wide.
+template <class Shape, bool kPadded>
+__device__ inline bool PlainStart(const Task& task, const Place<Shape>& place, float (&K)[Shape::R][Shape::C]) {
+  const auto inside = [&](int r, int c) { return !kPadded || (place.Row(r) < task.n && place.Col(c) < task.n); };
+  float top[Shape::R];
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+    top[r] = kPadded ? -FLT_MAX : K[r][0];
+#pragma unroll
+    for (int c = kPadded ? 0 : 1; c < Shape::C; ++c) {
+      if (inside(r, c)) top[r] = fmaxf(top[r], K[r][c]);
+    }
+  }
+  ScatterRows<Shape, Max>(top);
+  GatherRows<Shape>(top);
+  constexpr float kLog2E = 1.4426950408889634f;
+  float lowest = 0, lowest_top = FLT_MAX;  // The former in units of log 2.
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+    if (!kPadded || place.Row(r) < task.n) lowest_top = fminf(lowest_top, top[r]);
+    const float shift = -kLog2E * top[r];  // Its rounding scales the row: nothing that u would not undo.
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const float x = fmaf(kLog2E, K[r][c], shift);
+      if (inside(r, c)) lowest = fminf(lowest, x);
+      K[r][c] = inside(r, c) ? Exp2(x) : place.Row(r) == place.Col(c) ? 1.0f : 0.0f;
+    }
+  }
+  // All logits within the range of their maximum, and above the floor.
+  const bool safe = lowest >= -kLog2E * kPlainRange && lowest_top - kPlainRange > task.floor32;
+  return OverMatrix<Shape, Min>(safe ? 1.0f : 0.0f) > 0;
+}
+
+// u, the lane's own rows of it, from v.
+template <class Shape>
+__device__ inline void RowStep(const float (&K)[Shape::R][Shape::C], const float (&v)[Shape::C], float (&u)[Shape::R]) {
+  float s[Shape::R];
+  TimesRows<Shape::R, Shape::C>(K, v, s);
+  ScatterRows<Shape>(s);
+  Reciprocals<Shape::kOwn>(s, u);
+}
+
+// ---- Backward -------------------------------------------------------------------------------------------------------
+// A lane's adjoints of log K but for the factor K. Rows that registers have no room for stay in the buffer, in the
+// lane's own places.
+template <class Shape>
+class Adjoints {
+ public:
+  static constexpr int R = Shape::R, C = Shape::C, kKept = Shape::kSize > 32 ? 0 : R;
+
+  // From dL/dP in the buffer.
+  __device__ Adjoints(const Place<Shape>& place, bool transposed, float* buffer)
+      : place_(place), transposed_(transposed), buffer_(buffer) {
+    if constexpr (kKept == R) {
+      Stage<Shape>::Read(place, transposed, buffer, kept_);
+    } else {
+      Stage<Shape>::ForTile(place, transposed, [&](int r, int c, int at) {
+        if (r < kKept) kept_[r][c] = buffer[at];
+      });
+    }
+  }
+  // x = body(r, c, x) for all entries, row by row.
+  template <class Body>
+  __device__ void ForEach(Body body) {
+#pragma unroll
+    for (int r = 0; r < kKept; ++r) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) kept_[r][c] = body(r, c, kept_[r][c]);
+    }
+    if constexpr (kKept == R) return;
+    if (transposed_) {
+      Stage<Shape>::ForTile(place_, true, [&](int r, int c, int at) {
+        if (r >= kKept) buffer_[at] = body(r, c, buffer_[at]);
+      });
+      return;
+    }
+    Stage<Shape>::ForPairs(place_, [&](int r, int c, int at) {
+      if (r < kKept) return;
+      float2* const pair = reinterpret_cast<float2*>(buffer_ + at);
+      float2 x = *pair;
+      x.x = body(r, c, x.x);
+      x.y = body(r, c + 1, x.y);
+      *pair = x;
+    });
+  }
+  // To `buffer`, all of it; where some is in the buffer that it came in, that is the one.
+  __device__ void Write(float* buffer) {
+    if constexpr (kKept == R) {
+      Stage<Shape>::Write(place_, transposed_, kept_, buffer);
+    } else {
+      Stage<Shape>::ForTile(place_, transposed_, [&](int r, int c, int at) {
+        if (r < kKept) buffer_[at] = kept_[r][c];
+      });
+    }
+  }
+
+ private:
+  const Place<Shape>& place_;
+  const bool transposed_;
+  float* const buffer_;
+  float kept_[kKept > 0 ? kKept : 1][C];
+};
+
+// The adjoints of the last step, in place of the cotangents. row_bar, col_bar: of what the lane owns. Roundings are
+// spelled out: all instances have the same.
+template <class Shape, bool kPadded>
+__device__ inline void LastAdjoints(const Place<Shape>& place, int n, const float (&K)[Shape::R][Shape::C],
+                                    const float (&u)[Shape::R], const float (&v)[Shape::C], Adjoints<Shape>* G,
+                                    float (&row_bar)[Shape::R], float (&col_bar)[Shape::C]) {
+  G->ForEach([&](int r, int c, float cotangent) {
+    const bool inside = !kPadded || Shape::kSize > 32 || (place.Row(r) < n && place.Col(c) < n);
+    const float g = inside ? __fmul_rn(cotangent, __fmul_rn(u[r], v[c])) : 0.0f, bar = __fmul_rn(g, K[r][c]);
+    row_bar[r] = c == 0 ? bar : row_bar[r] + bar;
+    col_bar[c] = r == 0 ? bar : col_bar[c] + bar;
+    return g;
+  });
+  ScatterRows<Shape>(row_bar);
+  ScatterCols<Shape>(col_bar);
+}
+
+// The iterations backward, into G. u, v: of the last iteration.
+template <class Shape, class Memory>
+__device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Memory& history, int iterations,
+                                    float (&u)[Shape::R], float (&v)[Shape::C], float (&row_bar)[Shape::R],
+                                    float (&col_bar)[Shape::C], Adjoints<Shape>* G) {
+  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
+  float v_own[kOwn];
+#pragma unroll
+  for (int k = 0; k < kOwn; ++k) v_own[k] = v[k];
+#pragma unroll 1
+  for (int t = iterations; t >= 1; --t) {
+    float x[R], y[C], s[R], q[C];
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      y[k] = col_bar[k] * v_own[k];
+      v[k] = 1;
+    }
+    if (t > 1) history.GetV(t - 1, v);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) v_own[k] = v[k];
+    GatherCols<Shape>(y);
+    GatherCols<Shape>(v);
+    if constexpr (Memory::kHasU) {
+      if (t < iterations) history.GetU(t, u);
+    } else {
+      RowStep<Shape>(K, v, u);
+    }
+    GatherRows<Shape>(u);
+    TimesRows<R, C>(K, y, s);
+    ScatterRows<Shape>(s);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      x[k] = __fmul_rn(fmaf(-u[k], s[k], row_bar[k]), u[k]);
+      row_bar[k] = 0;
+    }
+    GatherRows<Shape>(x);
+    TimesCols<R, C>(K, x, q);
+    ScatterCols<Shape>(q);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) col_bar[k] = -v_own[k] * q[k];
+    G->ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
+  }
+}
+
+// ---- The kernel -----------------------------------------------------------------------------------------------------
+template <bool kOne>
+__device__ inline const Task& TaskFrom(const LaunchOf& launch, const Task& copy) {
+  if constexpr (kOne) {
+    return launch.only;
+  } else {
+    return copy;
+  }
+}
+
+// kShort: tensors of 2 bytes an element, else float32.
+template <class Shape, bool kBackward, bool kShort, bool kOne>
+__global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort, kOne>::kBlocks)
+    PlainKernel(const __grid_constant__ LaunchOf launch) {
+  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
+  constexpr bool kPadded = !kOne;
+  using Traits = PlainTraits<Shape, kBackward, kShort, kOne>;
+  using Way = PlainStage<Shape, kShort, kPadded>;
+  __shared__ Task copy;
+  int block = blockIdx.x;
+  if constexpr (!kOne) block = LoadTask(launch, &copy);
+  const Task& task = TaskFrom<kOne>(launch, copy);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, iterations = task.iterations;
+  const int n = kPadded ? task.n : Shape::kSize;
+  const Place<Shape> place(lane);
+  const bool transposed = !kOne && task.transposed;
+  float* const shared = reinterpret_cast<float*>(DynamicShared());
+  float* const buffer = shared + warp * Traits::kBuffers * Shape::kBufferFloats;
+  float* const incoming = buffer + (Traits::kBuffers - 1) * Shape::kBufferFloats;
+  float* const memory = task.workspace == nullptr ? shared + blockDim.x / 32 * Traits::kBuffers * Shape::kBufferFloats
+                                                  : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
+  History<kOwn, Traits::kHistoryVectors> history(memory);
+  LaneTally own_tally;
+  __shared__ LaneTally tallies[Way::kWide ? kThreads : 1];  // Where registers have no room for it.
+  LaneTally& tally = Way::kWide ? tallies[threadIdx.x] : own_tally;
+  tally = LaneTally();
+  const auto fetch = [&](const Tensor& tensor, int64_t first) {
+    const int64_t left = task.last - first;
+    if (left > 0) {
+      Way::Fetch(lane, tensor, n, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), incoming);
+    }
+  };
+
+  bool is_first = true;
+  ForMembers<Shape>(task, block, [&](int64_t first, int count) {
+    const int64_t member = first + place.member;
+    // 1. K.
+    float K[R][C];
+    if (!Traits::kFetches || is_first) fetch(task.logits, first);
+    is_first = false;
+    Way::Arrived(lane, task.logits, n, first, count, incoming);
+    Stage<Shape>::Read(place, transposed, incoming, K);
+    __syncwarp();  // The buffer is free.
+    if constexpr (kBackward && Traits::kFetches) fetch(task.cotangent, first);
+    if constexpr (!kBackward && Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task));
+    const bool safe = PlainStart<Shape, kPadded>(task, place, K);
+
+    // 2. Iterations. u and v: the first kOwn are the lane's own.
+    float u[R], v[C], s[R], q[C];
+#pragma unroll
+    for (int c = 0; c < C; ++c) v[c] = 1;
+#pragma unroll kBackward || Shape::kSize == 64 ? 1 : 2
+    for (int t = 1; t <= iterations; ++t) {
+      RowStep<Shape>(K, v, u);
+      GatherRows<Shape>(u);
+      TimesCols<R, C>(K, u, q);
+      ScatterCols<Shape>(q);
+      Reciprocals<kOwn>(q, v);
+      if constexpr (kBackward) history.Put(t, u, v);
+      GatherCols<Shape>(v);
+    }
+
+    // 3. P and its sums.
+    float expected_rows[kOwn], expected_cols[kOwn];
+    TimesRows<R, C>(K, v, s);
+    ScatterRows<Shape>(s);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      s[k] = __fmul_rn(s[k], u[k]);
+      q[k] = __fmul_rn(q[k], v[k]);
+      expected_rows[k] = kPadded && place.OwnRow(k) >= n ? s[k] : 1.0f;  // The border is no error's.
+      expected_cols[k] = kPadded && place.OwnCol(k) >= n ? q[k] : 1.0f;
+    }
+    const float row_error = ErrorL1<Shape>(s, expected_rows), col_error = ErrorL1<Shape>(q, expected_cols);
+    const bool there = place.member < count, good = safe && row_error + col_error < FLT_MAX;
+    StoreRedo<Shape>(task, place, first, there && !good, lane);
+    if (there && !good) tally.flags |= Tally::kRedo;
+    if (there && good) Certify<Shape>(task, place, member, row_error, col_error, iterations, &tally);
+    if constexpr (!kOne) StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
+    if (kOne || task.plan.data != nullptr || task.plan_copy.data != nullptr) {
+      Stage<Shape>::WriteEach(place, transposed, buffer, [&](int r, int c) { return K[r][c] * u[r] * v[c]; });
+      __syncwarp();  // P is there.
+      if (kOne || task.plan.data != nullptr) Way::Store(lane, task.plan, n, first, count, buffer);
+      if (!kOne && task.plan_copy.data != nullptr) {
+        PlainStage<Shape, false, kPadded>::Store(lane, task.plan_copy, n, first, count, buffer);
+      }
+      __syncwarp();  // The buffer is free.
+    }
+    if constexpr (kBackward) {
+      // 4. The iterations backward.
+      float row_bar[R], col_bar[C];
+      if constexpr (!Traits::kFetches) fetch(task.cotangent, first);
+      Way::Arrived(lane, task.cotangent, n, first, count, incoming);
+      if (kPadded && Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
+      Adjoints<Shape> G(place, transposed, incoming);
+      __syncwarp();  // The buffer is free, but for G's own.
+      if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task));
+      LastAdjoints<Shape, kPadded>(place, n, K, u, v, &G, row_bar, col_bar);
+      ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar, &G);
+
+      // 5. The gradient.
+      float infinite = 0;
+      G.ForEach([&](int r, int c, float g) {
+        const float gradient = __fmul_rn(g, K[r][c]);
+        infinite = fmaf(gradient, 0.0f, infinite);
+        return gradient;
+      });
+      if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
+      G.Write(buffer);
+      __syncwarp();  // The gradient is there.
+      Way::Store(lane, task.gradient, n, first, count, buffer);
+      __syncwarp();  // The buffer is free.
+    }
+  });
+  StoreTally(task, block, tally);
+}
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_

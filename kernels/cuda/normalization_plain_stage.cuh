@@ -1,0 +1,129 @@
+// The plain kernel's way in and out: whole tiles by 16 bytes, smaller matrices by rows.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_STAGE_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_STAGE_CUH_
+
+#include "kernels/cuda/normalization_stage.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+// A warp's members [first, first + count) of a tensor and its buffer. What is not there of a tile is left as it is.
+template <class Shape, bool kShort, bool kPadded>
+struct PlainStage {
+  using Any = Stage<Shape>;
+  static constexpr int kArea = Shape::kSize * Shape::kSize;
+  static constexpr int kPer = kShort ? 8 : 4;  // Elements of 16 bytes.
+  static constexpr int kVectors = Shape::kMembers * kArea / (32 * kPer);
+  static constexpr bool kWide = Shape::kSize > 32;  // A row is more than a warp has lanes; a member, n > 32, a warp's.
+
+  // Where the lane's vector number k of whole matrices lies.
+  __device__ static int Vector(int lane, int k) {
+    const int own = Any::template Spread<kPer>(kPer * lane), step = 32 * kPer * k;
+    return (own ^ (Any::Swizzled(step) ^ step)) + Any::template Spread<kPer>(step);
+  }
+  // body(entry of the n x n, place in the buffer)
+  template <class Body>
+  __device__ static void ForEntries(int lane, int n, Body body) {
+#pragma unroll 2
+    for (int row = 0; row < n; ++row) {
+      body(row * n + lane, Any::At(0, row, lane));
+      if (lane + 32 < n) body(row * n + lane + 32, Any::At(0, row, lane + 32));
+    }
+  }
+  // 0 around the n x n.
+  __device__ static void ClearBorder(int lane, int n, float* buffer) {
+#pragma unroll 1
+    for (int at = lane; at < kArea; at += 32) {
+      if (at / Shape::kSize >= n || at % Shape::kSize >= n) buffer[Any::Swizzled(at)] = 0;
+    }
+    __syncwarp();  // The border is there.
+  }
+  // Whether a matrix is a whole tile, whose vectors of 16 bytes may be moved.
+  __device__ static bool Whole(int n) { return !kPadded || (kWide && n == Shape::kSize); }
+
+  // float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there.
+  __device__ static void Fetch(int lane, const Tensor& tensor, int n, int64_t first, int count, float* buffer) {
+    if constexpr (kShort) return;
+    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
+    if (Whole(n)) {
+      const float4* const from = static_cast<const float4*>(tensor.data) + first * (kArea / 4) + lane;
+      const int limit = count * (kArea / 4) - lane;
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        if (32 * k < limit) {
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * Vector(lane, k)), "l"(from + 32 * k)
+                       : "memory");
+        }
+      }
+    } else if constexpr (kWide) {
+      const float* const from = static_cast<const float*>(tensor.data) + first * n * n;
+      ForEntries(lane, n, [&](int entry, int at) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * at), "l"(from + entry) : "memory");
+      });
+    } else {
+      (void)Any::FetchRows(lane, tensor, n, n, first, count, buffer);
+    }
+  }
+  __device__ static void Arrived(int lane, const Tensor& tensor, int n, int64_t first, int count, float* buffer) {
+    if constexpr (!kShort) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+    } else if (Whole(n)) {
+      const uint4* const from = static_cast<const uint4*>(tensor.data) + first * (kArea / 8) + lane;
+      const int limit = count * (kArea / 8) - lane;
+      constexpr int kTogether = kVectors < 8 ? kVectors : kWide ? 4 : 8;
+#pragma unroll 1
+      for (int begin = 0; begin < kVectors; begin += kTogether) {
+        uint4 raw[kTogether];
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          raw[k] = 32 * (begin + k) < limit ? __ldcs(from + 32 * (begin + k)) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          float x[8];
+          Unpack(tensor.dtype, raw[k], x);
+          float4* const at = reinterpret_cast<float4*>(buffer + Vector(lane, begin + k));
+          at[0] = make_float4(x[0], x[1], x[2], x[3]);
+          at[1] = make_float4(x[4], x[5], x[6], x[7]);
+        }
+      }
+    } else if constexpr (kWide) {
+      ForEntries(lane, n, [&](int entry, int at) {
+        buffer[at] = LoadAs<float>(tensor.dtype, tensor.data, first * n * n + entry);
+      });
+    } else {
+      Any::Load(lane, tensor, n, n, first, count, buffer);
+    }
+    __syncwarp();  // The matrices are there.
+  }
+  __device__ static void Store(int lane, const Output& output, int n, int64_t first, int count, const float* buffer) {
+    if (Whole(n)) {
+      const int limit = count * (kArea / kPer) - lane;
+      float4* const to = static_cast<float4*>(output.data) + first * (kArea / kPer) + lane;
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        if (32 * k >= limit) continue;
+        const float4* const at = reinterpret_cast<const float4*>(buffer + Vector(lane, k));
+        if constexpr (kShort) {
+          const float4 a = at[0], b = at[1];
+          const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+          __stcs(reinterpret_cast<uint4*>(to + 32 * k), Pack(output.dtype, x));
+        } else {
+          __stcs(to + 32 * k, at[0]);
+        }
+      }
+    } else if constexpr (kWide) {
+      ForEntries(lane, n,
+                 [&](int entry, int at) { StoreAs(output.dtype, output.data, first * n * n + entry, buffer[at]); });
+    } else {
+      Any::Store(lane, output, n, n, first, count, buffer);
+    }
+  }
+};
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_STAGE_CUH_

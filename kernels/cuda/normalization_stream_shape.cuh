@@ -1,0 +1,77 @@
+// The shapes of the kernel for sides from 33 to 1,024, the memory that each needs, and sums over a warp.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_SHAPE_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_SHAPE_CUH_
+
+#include "kernels/cuda/normalization_registers.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+constexpr float kStreamRange = 60, kStreamSmallest = 1e-37f;
+
+// Columns of a lane, warps, and rows of a warp that stay in registers and in shared memory (0: none do).
+template <int kLaneColumns, int kBlockWarpCount, int kKeptRows, int kStoredRows>
+struct StreamShape {
+  static constexpr int C = kLaneColumns, kWarpCount = kBlockWarpCount, kKept = kKeptRows, kStored = kStoredRows;
+  static constexpr int kThreadCount = 32 * kWarpCount, kColumns = 32 * C;
+  static constexpr int kWarpRows = kKept + kStored;
+  static constexpr bool kResident = kWarpRows > 0;
+  static constexpr int kRows = kResident ? kWarpRows * kWarpCount : 1024;  // At most.
+};
+using Stream64 = StreamShape<2, 4, 16, 0>;
+using Stream128 = StreamShape<4, 16, 8, 0>;
+using Stream256 = StreamShape<8, 16, 4, 12>;
+using Stream512 = StreamShape<16, 16, 0, 0>;
+using Stream1024 = StreamShape<32, 8, 0, 0>;
+
+// Floats of shared memory, and of a slot of the workspace.
+template <class Shape>
+__host__ __device__ constexpr int64_t StreamSharedFloats(int64_t rows) {
+  return (Shape::kWarpCount * (1 + Shape::kStored) + 4) * Shape::kColumns + 4 * rows + 32;
+}
+template <class Shape>
+__host__ __device__ constexpr int64_t StreamMatrixRows(int64_t rows) {
+  return Shape::kResident ? Shape::kRows : rows;
+}
+template <class Shape>
+__host__ __device__ inline int64_t StreamSlotFloats(const Task& task) {
+  const int64_t rows = task.rows, cols = Shape::kColumns;
+  return StreamMatrixRows<Shape>(rows) * cols +
+         (task.unrolled ? (int64_t{task.iterations} + 1) * 2 * (rows + cols) : 0);
+}
+
+// The first reduction of a warp's kRows sums over its lanes: lane l ends with the whole sum of row l % kRows.
+template <int kRows>
+__device__ inline float ScatterSums(float (&s)[kRows], int lane) {
+#pragma unroll
+  for (int half = kRows / 2; half >= 1; half /= 2) {
+    const bool upper = (lane & half) != 0;
+#pragma unroll
+    for (int k = 0; k < half; ++k) {
+      const float mine = upper ? s[k + half] : s[k], other = upper ? s[k] : s[k + half];
+      s[k] = mine + __shfl_xor_sync(kFullMask, other, half);
+    }
+  }
+  float sum = s[0];
+#pragma unroll
+  for (int mask = kRows; mask < 32; mask *= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
+  return sum;
+}
+
+__device__ inline float WarpSum(float x) {
+#pragma unroll
+  for (int mask = 16; mask >= 1; mask /= 2) x += __shfl_xor_sync(kFullMask, x, mask);
+  return x;
+}
+__device__ inline float WarpMax(float x) {
+#pragma unroll
+  for (int mask = 16; mask >= 1; mask /= 2) x = fmaxf(x, __shfl_xor_sync(kFullMask, x, mask));
+  return x;
+}
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_SHAPE_CUH_
