@@ -252,7 +252,7 @@ double TransportSeconds(const Problem& problem) {
       out.plan || out.gradient_cost || out.plan_v || out.gradient_x || out.projection_x || out.value_linear != nullptr;
   const bool columns = out.plan_transpose_u || out.gradient_y || out.projection_y;
   const double passes = rows + columns + (out.primal_bound == nullptr ? 0 : is_double ? 4 : 12);
-  const double solve = 5e-6 + 1.5 * make + (problem.solver.max_iterations + 1) * iteration;
+  const double solve = 6e-6 + 2 * make + (problem.solver.max_iterations + 1) * iteration;
   return problem.count * ((problem.solver.debias ? 3 : 1) * solve + passes * make);
 }
 

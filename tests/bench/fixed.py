@@ -78,7 +78,7 @@ def run_row(row, solver, with_peers, seconds_each):
         "name": row.name, "wanted_ms": row.wanted_ms, "error": error, "unit": row.unit,
         "ours": times["ours"], "family": report.family.decode(), "peers": others, "fastest_peer": fastest,
         "ratio": rivals[fastest] / times["ours"]["median_ms"] if rivals else None,
-        "demand": work.demand,
+        "demand": work.demand, "limit": rows.limit_of(row.name),
     }  # fmt: skip
 
 

@@ -125,6 +125,12 @@ def _fixed(section):
         f"{ceilings['exp']:.2g} exponentials/s; reads {reads}.",
         "",
     ]
+    over = [r for r in section["rows"] if r["wanted_ms"] and r["ours"]["median_ms"] > r["wanted_ms"] and r["limit"]]
+    if over:
+        lines += ["What keeps rows from what is wanted (times in ms unless said otherwise):", ""]
+        for limit in dict.fromkeys(r["limit"] for r in over):
+            lines.append(f"- {'; '.join(r['name'] for r in over if r['limit'] == limit)}: {limit}")
+        lines.append("")
     names = list(dict.fromkeys(name for r in section["rows"] for name in r["peers"]))
     if names:
         lines += ["### All peers", ""]

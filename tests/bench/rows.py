@@ -155,6 +155,32 @@ def normalization_row(count, n, iterations, wanted_ms, backward=False):
     return Row(name, wanted_ms, 1e-4 if backward else 1e-5, "abs", make)
 
 
+# Of rows over what is wanted. One core alone in its caches, by sampling and by differences of iterations and sizes; 4.2
+# GHz, two 512-bit ports (from the multiply-adds' ceiling).
+LIMITS = {
+    "clouds 256, d = 3": "One core alone takes .095: .043 until the densities are there, .0049 an iteration. Two share "
+    "phases of 3 us, whose hand-over takes 1 us, and leave 5 us of start to one.",
+    "clouds 256, d = 64": "One core alone takes .184: .062 for the densities (products at the ceiling: .031), .020 for "
+    "centring and packing, which the other core cannot share, .0049 an iteration; hand-overs as for d = 3.",
+    "clouds 1,000, d": "Two cores' own caches hold 4 MB, the densities take 4 MB: .14 ns a pair and sweep from further "
+    "away, .07 where they fit (n = 256).",
+    "dense 1,000": "As for 1,000 points: densities as large as both cores' own caches, read in each of 100 sweeps.",
+    "65,536 x 4 x 4": "A matrix takes a core 20.5 ns: 9.5 at start and end (transposition, exponentials), .55 an "
+    "iteration; with backward 59 ns, 2.2 an iteration. 8 MB (with backward 17 MB) pass from and to beyond the cores' "
+    "own caches.",
+    "65,536 x 8 x 8": "A matrix takes a core 55 ns: 29 at start and end, 2.6 an iteration. An iteration of 16 matrices "
+    "is 192 vector operations, 96 cycles on two ports, but 175 by the chain of sums, reciprocal, sums; two groups side "
+    "by side save 20 % of it and lose more at start and end. 34 MB pass from and to beyond the cores' own caches.",
+    "1,024 x 64 x 64": "A matrix takes a core 6.2 us: 2.5 at start and end, .17 a sweep, which is 700 cycles for 512 "
+    "multiply-adds, 512 loads and the transpositions that add up 64 rows (390 at two a cycle). 34 MB pass from and to "
+    "beyond the cores' own caches.",
+}
+
+
+def limit_of(name):
+    return next((text for start, text in LIMITS.items() if name.startswith(start)), "")
+
+
 def all_rows():
     return [
         cloud_row(256, 3, 0.07),
