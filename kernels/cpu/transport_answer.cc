@@ -38,13 +38,18 @@ double TransportAnswer::DualValue() const {
 // densities, weights and sums are rounded too.
 double TransportAnswer::DualValueRounding() const {
   double plan_mass = 0, terms = epsilon * side[0].total_mass() * side[1].total_mass();
+  double exponents = 0;  // The largest of each side.
   for (const Side& s : side) {
-    for (int64_t i = 0; i < s.size; ++i) terms += std::abs(s.mass[i] * s.potential[i]);
+    double largest = 0;
+    for (int64_t i = 0; i < s.size; ++i) {
+      largest = std::max(largest, std::abs(s.exponent[i]));
+      terms += std::abs(s.mass[i] * s.potential[i]);
+    }
+    exponents += largest;
   }
   for (int64_t i = 0; i < side[0].size; ++i) plan_mass += side[0].marginal[i];
-  const double exponent = exponent_rounding * (side[0].largest + side[1].largest);
   const double sums = std::max(1e-13, 0x1p-53 * static_cast<double>(side[0].size + side[1].size));
-  return epsilon * plan_mass * (exponent + density_rounding) + sums * terms;
+  return epsilon * plan_mass * (exponent_rounding * exponents + density_rounding) + sums * terms;
 }
 
 }  // namespace cpu

@@ -19,7 +19,7 @@ struct TransportAnswer {
     Buffer<double> potential;  // in units of the cost
     Buffer<double> marginal;   // sums of P
     Buffer<double> ratio;      // marginal / mass; where there is no mass, what it would be for a little
-    double largest = 0;        // potential in an exponent, base 2
+    Buffer<double> exponent;   // potential in the densities' exponents, base 2
     double total_mass() const;
   };
 

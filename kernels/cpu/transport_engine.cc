@@ -419,9 +419,10 @@ void TransportEngine<TE, T>::Finish() {
     for (int64_t i = 0; i < s.size; ++i) {
       out.marginal[i] = out.mass[i] == 0 ? 0 : out.mass[i] * out.ratio[i];
       out.potential[i] = (s.pending[i] + s.shift[i]) * state_.epsilon / kLog2E;
-      out.largest = std::max(out.largest, std::abs(s.pending[i]));
     }
+    out.exponent = std::move(s.pending);
   }
+  std::fill(state_.remade.begin(), state_.remade.end(), 0);  // All frames are at the answer.
   state_.cache = Buffer<T>();
   acc_ = Buffer<T>();
   phase_ = Phase::kDone;
