@@ -1,5 +1,5 @@
-// Passes over the plan at the final potentials: the plan itself, <C, P>, P V and P^T U, gradients and projections of
-// points.
+// Passes over the plan at the final potentials: the plan itself, <C, P>, P V and P^T U, and, where
+// transport_gradient.cu does not, gradients and projections of points.
 //
 // A block has kTile rows and one chunk of up to kTile columns of the right-hand sides (points of the other side, V or
 // U); it makes the plan's tiles anew. The first chunk's block also stores the plan and adds up P z.
@@ -14,13 +14,14 @@ namespace {
 struct Wanted {
   bool plan, linear, points, product;
 };
-__host__ __device__ Wanted WantedOf(const Job& job, int side) {
+__host__ __device__ Wanted WantedOf(const Job& job, int side, int mode) {
   const Outputs& out = job.out;
   Wanted w;
   w.plan = side == 0 && (out.plan.data != nullptr || out.gradient_cost.data != nullptr);
   w.linear = side == 0 && out.value_linear != nullptr;
   w.points = side == 0 ? out.gradient_x.data != nullptr || out.projection_x.data != nullptr
                        : out.gradient_y.data != nullptr || out.projection_y.data != nullptr;
+  if (HasGradientKernel(job, mode)) w.points = false;
   w.product = (side == 0 ? out.plan_v.data : out.plan_transpose_u.data) != nullptr;
   return w;
 }
@@ -28,13 +29,13 @@ __host__ __device__ int64_t ProductColumns(const Job& job, int side) {
   return side == 0 ? job.in.v_columns : job.in.u_columns;
 }
 // Chunks of right-hand sides: points first.
-__host__ __device__ int PointChunksOf(const Job& job, int side) {
-  return WantedOf(job, side).points ? static_cast<int>(CeilDiv(job.dim, kTile)) : 0;
+__host__ __device__ int PointChunksOf(const Job& job, int side, int mode) {
+  return WantedOf(job, side, mode).points ? static_cast<int>(CeilDiv(job.dim, kTile)) : 0;
 }
-__host__ __device__ int ChunksOf(const Job& job, int side) {
-  const Wanted w = WantedOf(job, side);
+__host__ __device__ int ChunksOf(const Job& job, int side, int mode) {
+  const Wanted w = WantedOf(job, side, mode);
   const int chunks =
-      PointChunksOf(job, side) + (w.product ? static_cast<int>(CeilDiv(ProductColumns(job, side), kTile)) : 0);
+      PointChunksOf(job, side, mode) + (w.product ? static_cast<int>(CeilDiv(ProductColumns(job, side), kTile)) : 0);
   return chunks == 0 && (w.plan || w.linear) ? 1 : chunks;
 }
 
@@ -156,13 +157,13 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
   using T = DensityOf<kMode>;
   // 1. Which rows and right-hand sides.
   const BlockWork work = FindWork(table, blockIdx.x);
-  const Job& job = table.jobs[work.job];
-  const int blocks = RowBlocks(job, 0, side), chunks = ChunksOf(job, side);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  const int blocks = RowBlocks(job, 0, side), chunks = ChunksOf(job, side, kMode);
   const int chunk = static_cast<int>(work.block % chunks), block = static_cast<int>(work.block / chunks % blocks);
   const Member member{job, work.block / chunks / blocks};
-  if (member.state(0)->mode != kMode) return;
-  const int row0 = block * kTile, point_chunks = PointChunksOf(job, side);
-  Wanted w = WantedOf(job, side);
+  if (member.state(0)->mode != kMode || !IsSolved(member)) return;
+  const int row0 = block * kTile, point_chunks = PointChunksOf(job, side, kMode);
+  Wanted w = WantedOf(job, side, kMode);
   if (chunk > 0) w.plan = w.linear = false;
   const bool points = chunk < point_chunks;
   const bool multiply = points || w.product;
@@ -241,7 +242,9 @@ void Launch(const LaunchTable& table, int64_t blocks, Mode mode, int side, cudaS
 
 }  // namespace
 
-int64_t ApplyBlocks(const Job& job, int side) { return int64_t{1} * RowBlocks(job, 0, side) * ChunksOf(job, side); }
+int64_t ApplyBlocks(const Job& job, Mode mode, int side) {
+  return int64_t{1} * RowBlocks(job, 0, side) * ChunksOf(job, side, mode);
+}
 
 void LaunchApply(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, cudaStream_t stream) {
   return dense ? Launch<true>(table, blocks, mode, side, stream) : Launch<false>(table, blocks, mode, side, stream);

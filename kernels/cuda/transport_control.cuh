@@ -80,6 +80,16 @@ __device__ inline void Stop(const Job& job, EngineState* s, StopReason reason) {
   s->epsilon = job.solver.epsilon;  // The answer is for the epsilon that was asked for.
 }
 
+// Columns' residual at the new rows, which are exact: at the tolerance that is the answer, and the columns' own update
+// cannot make it worse. Before, the columns' next potentials are extrapolated.
+__device__ inline void JudgeColumns(const Job& job, EngineState* s, double error) {
+  s->error[0] = 0;
+  s->error[1] = error;
+  if (error <= job.solver.tolerance * (s->mode == kFloat ? kMeasuringRoom : 1))
+    return Stop(job, s, StopReason::kTolerance);
+  s->extrapolate = 1;
+}
+
 // The residual of the present potentials is known: stops, or adapts the over-relaxation.
 __device__ inline void JudgeResidual(const Job& job, int engine, EngineState* s) {
   const bool symmetric = IsSymmetric(job, engine);
@@ -104,6 +114,7 @@ __device__ inline void EndRows(const Job& job, int engine, EngineState* s, doubl
   s->error[0] = error;
   if (IsSymmetric(job, engine)) return;
   s->error[1] = 0;  // Columns are exact, unless over-relaxed.
+  if (s->anderson) return;
   JudgeResidual(job, engine, s);
 }
 
@@ -115,17 +126,25 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
     if (s->stopped) return;
   }
   s->parity ^= 1;
+  s->unsafe = 0;
   s->fresh = 0;
   if (s->starting) {
     s->starting = 0;
     return StartIteration(job, engine, s);
   }
   ++s->iterations;
+  if (s->anderson && s->epsilon == job.solver.epsilon) {
+    JudgeColumns(job, s, error);
+    if (s->stopped) return;
+  }
   if (s->epsilon != job.solver.epsilon) {
     s->epsilon = fmax(job.solver.epsilon, s->epsilon * job.solver.epsilon_decay);
     s->fresh = 1;
   }
-  if (s->iterations >= job.solver.max_iterations) return Stop(job, s, StopReason::kMaxIterations);
+  if (s->iterations >= job.solver.max_iterations) {
+    s->extrapolate = 0;
+    return Stop(job, s, StopReason::kMaxIterations);
+  }
   StartIteration(job, engine, s);
 }
 

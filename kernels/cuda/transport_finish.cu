@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kThreads) StoreKernel(LaunchTable table) {
   const int blocks = of_side + static_cast<int>(CeilDiv(job.size[1], kThreads));
   const int block = static_cast<int>(work.block % blocks), side = block < of_side ? 0 : 1;
   const int i = (side == 0 ? block : block - of_side) * kThreads + threadIdx.x;
-  if (i < job.size[side]) StorePoint(Member{job, work.block / blocks}, side, i);
+  const Member member{job, work.block / blocks};
+  if (i < job.size[side] && IsSolved(member)) StorePoint(member, side, i);
 }
 
 // ---- Scalars ------------------------------------------------------------------------------------------------------
@@ -138,7 +139,9 @@ __device__ DualValue DualOf(const Member& member, int engine) {
   double dual = 0, plan_mass = 0, terms = 0, largest[2] = {0, 0};
   for (int side = 0; side < 2; ++side) {
     const BlockStats* stats = member.stats(engine, side);
-    const int blocks = RowBlocks(job, engine, side, GeometryOf(job, state.mode));
+    const Geometry geometry =
+        job.streamed && state.mode == kFloat && !state.unsafe ? Geometry::kStream : GeometryOf(job, state.mode);
+    const int blocks = RowBlocks(job, engine, side, geometry);
     for (int k = threadIdx.x; k < blocks; k += kThreads) {
       dual += stats[k].dual;
       terms += stats[k].terms;
@@ -193,6 +196,7 @@ __global__ void __launch_bounds__(kThreads) ScalarsKernel(LaunchTable table) {
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
   const Member member{job, work.block};
+  if (!IsSolved(member)) return;
   const Outputs& out = job.out;
   const DualValue cross = DualOf(member, 0);
   double value = cross.value;
@@ -246,7 +250,8 @@ __global__ void __launch_bounds__(kThreads) ReportKernel(LaunchTable table, JobR
   parts[threadIdx.x] = r;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int k = 1; k < kThreads; ++k) {
+  const int used = static_cast<int>(CeilDiv(job.count, each));  // Threads that had members.
+  for (int k = 1; k < used; ++k) {
     const JobReport& p = parts[k];
     r.running += p.running;
     r.modes |= p.modes;

@@ -73,12 +73,13 @@ template <bool kDense, int kMode>
 __global__ void __launch_bounds__(kThreads, 2) HalfStepKernel(LaunchTable table, int side, Pass pass, int step) {
   // 1. Whose rows.
   const BlockWork work = FindWork(table, blockIdx.x);
-  const Job& job = table.jobs[work.job];
+  const Job& job = CopyJob(table.jobs[work.job]);
   const RowBlock b = FindRowBlock(job, work.block, side, pass == Pass::kBound ? 1 : job.engines, Geometry::kPlain);
   const Member member{job, b.member};
   const EngineState* state = member.state(b.engine);
   if (pass != Pass::kBound && state->mode != kMode) return;
   if (pass == Pass::kIterate && state->stopped) return;
+  if (job.streamed && kMode == kFloat && !state->unsafe) return;  // Done already.
   // 2. Their sums over this block's columns, then what follows.
   const TileContext c = MakeTileContext(job, b.member, b.engine, side, state->epsilon);
   const int tiles = static_cast<int>(CeilDiv(c.columns, kTile)), row0 = b.block * kTile;

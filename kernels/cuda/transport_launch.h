@@ -24,18 +24,38 @@ void LaunchHalfStep(const LaunchTable& table, int64_t blocks, bool dense, Mode m
                     cudaStream_t stream);
 
 // ---- transport_cloud.cu: the same for clouds in float32, by tensor cores -------------------------------------------
-// `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates.
-void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int64_t dim, int side, Pass pass,
+// `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates. `dim`: the largest; either all
+// jobs have CloudDepths 1 or none. `hopper`: of compute capability 9.
+// Whether the code in use is Hopper's own, on the calling thread's device.
+bool HasHopperKernels();
+void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, Pass pass,
                      cudaStream_t stream);
 
+// ---- transport_anderson.cu: columns extrapolated after their half step ---------------------------------------------
+// One block a member of a job that IsAccelerated.
+void LaunchAnderson(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+
 // ---- transport_on_chip.cu: whole solves, measured ------------------------------------------------------------------
-// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has `tiles` OnChipTiles. One block a
-// member.
+// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has `tiles` OnChipTiles.
+int64_t OnChipBlocks(const Job& job);
 void LaunchOnChip(const LaunchTable& table, int64_t blocks, bool dense, int tiles, int chunks, cudaStream_t stream);
 
+// ---- transport_stream.cu: large dense problems, both sides in one sweep ---------------------------------------------
+// For streamed jobs with `quads` StreamQuads at most: StreamSlabs of a member, then StreamEndBlocks of a job. The
+// passes of transport_half_step.cu follow, for what could not be done.
+int StreamQuads(const Job& job);
+int64_t StreamEndBlocks(const Job& job);
+void LaunchStream(const LaunchTable& table, int64_t blocks, int quads, Pass pass, cudaStream_t stream);
+void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream);
+
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
-int64_t ApplyBlocks(const Job& job, int side);
+int64_t ApplyBlocks(const Job& job, Mode mode, int side);
 void LaunchApply(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, cudaStream_t stream);
+
+// ---- transport_gradient.cu: gradients and projections of points, of jobs in float32 that HasGradientKernel ----------
+// Jobs of one launch have the same planes, and dims that lie alike (CloudRowBytes, CloudDepths above 1 or not).
+int64_t GradientBlocks(const Job& job, int side);
+void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int side, cudaStream_t stream);
 
 // ---- transport_finish.cu ------------------------------------------------------------------------------------------
 // Blocks of a member: BoundBlocks.

@@ -10,22 +10,26 @@
 // FAST rounds centred coordinates to 11 bits once, before anything is made of them, so that norms and products agree:
 // its answers are exact for clouds displaced by the rounding.
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_cloud.cuh"
 #include "kernels/cuda/transport_launch.h"
 
 namespace sinkhorn {
 namespace cuda {
 namespace {
 
-constexpr int kChunkPoints = 512;  // Rows of a chunk in step 0.
 constexpr int kChunkCosts = 16384;
 constexpr int kBlockPoints = 64;  // Rows of a block in step 2.
 constexpr int kWarps = kThreads / 32;
 
 __host__ __device__ int PointChunks(const Job& job, int side) {
-  return static_cast<int>(CeilDiv(job.size[side], kChunkPoints));
+  return static_cast<int>(CeilDiv(job.size[side], ChunkPoints(job.size[side])));
 }
 __host__ __device__ int PointBlocks(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], kBlockPoints));
+}
+// Of step 4: padding too.
+__host__ __device__ int SplitBlocks(const Job& job, int side) {
+  return static_cast<int>(PaddedPoints(job.size[side]) / kBlockPoints);
 }
 __host__ __device__ int64_t CostChunks(const Job& job) {
   return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
@@ -39,7 +43,7 @@ __device__ void SumChunk(const Member& member, int side, int chunk) {
   const int dim = job.dim, count = job.size[side];
   const int lanes = min(dim, kThreads), rows = kThreads / lanes;
   const int lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
-  const int first = chunk * kChunkPoints, last = min(count, first + kChunkPoints);
+  const int first = chunk * ChunkPoints(count), last = min(count, first + ChunkPoints(count));
   double* out = member.At<double>(job.at.chunk_sums[side]) + int64_t{3} * dim * chunk;
   for (int k0 = 0; k0 < dim; k0 += lanes) {
     const int k = k0 + lane;
@@ -93,6 +97,7 @@ __device__ void CentreOf(const Member& member, int side) {
   double* in = member.At<double>(job.at.chunk_sums[side]);
   for (int k = threadIdx.x; k < dim; k += kThreads) {
     double sum = 0, low = INFINITY, high = -INFINITY;
+#pragma unroll 8
     for (int c = 0; c < chunks; ++c) {
       const double* chunk = in + int64_t{3} * dim * c;
       sum += chunk[k];
@@ -222,14 +227,34 @@ __device__ Ranges RangesOf(const Member& member) {
   return ranges;
 }
 
-__device__ int ModeFor(const Job& job, double cost_max) {
+// The largest exponent among products of some of the points, which stand for all. Every thread gets it.
+__device__ double SampleExponents(const Member& member) {
+  constexpr int kPoints = 32;
+  __shared__ double scratch[kThreads];
+  const Job& job = member.job;
+  double largest = 0;
+  for (int pair = threadIdx.x; pair < kPoints * kPoints; pair += kThreads) {
+    const int64_t i = int64_t{job.size[0]} * (pair / kPoints) / kPoints,
+                  j = int64_t{job.size[1]} * (pair % kPoints) / kPoints;
+    const float* x = member.At<float>(job.at.points32[0]) + i * job.dim;
+    const float* y = member.At<float>(job.at.points32[1]) + j * job.dim;
+    float product = 0;
+    for (int k = 0; k < job.dim; ++k) product = fmaf(x[k], y[k], product);
+    largest = fmax(largest, fabs(static_cast<double>(product)));
+  }
+  return 2 * job.in.kappa / job.solver.epsilon * BlockMax(largest, scratch);
+}
+
+// `sampled`: the largest exponent of a sample.
+__device__ int ModeFor(const Job& job, double cost_max, double sampled) {
   if (job.precision == Precision::kDouble) return kDouble;
   // A float32 exponent must not spoil the potentials, nor a certificate that is asked for.
   // FAST answers are off by more than that anyway.
   const double slack = job.precision == Precision::kFast ? 16 : 1;
   const double exponent = cost_max / job.solver.epsilon / slack, tolerance = job.solver.tolerance;
-  return exponent > kFloatExponentMax || (tolerance > 0 && kFloatExponentError * exponent > tolerance) ? kMixed
-                                                                                                       : kFloat;
+  // Twice the sample's, since the largest of all is larger.
+  const double most = 2 * sampled <= kFloatExponentMax ? kCloudExponentMax : kFloatExponentMax;
+  return exponent > most || (tolerance > 0 && kFloatExponentError * exponent > tolerance) ? kMixed : kFloat;
 }
 
 __device__ void PrepareStates(const Member& member) {
@@ -238,6 +263,11 @@ __device__ void PrepareStates(const Member& member) {
   const Ranges r = RangesOf(member);
   for (int64_t k = threadIdx.x; k < job.engines * job.at.arrival_stride; k += kThreads) {
     member.At<unsigned>(job.at.arrivals)[k] = 0;
+  }
+  // Points may have many coordinates and small products; but with themselves they have large ones.
+  double sampled = INFINITY;
+  if (!job.dense && job.engines == 1 && job.dim > kDepth && job.precision != Precision::kDouble) {
+    sampled = SampleExponents(member);
   }
   if (threadIdx.x >= job.engines) return;
   const int engine = threadIdx.x;
@@ -265,8 +295,12 @@ __device__ void PrepareStates(const Member& member) {
   s.point_scale = radius > 0 && isfinite(radius) ? ldexp(1.0, 5 - ilogb(radius)) : 1;
   s.starting = engine > 0 || job.starting;
   s.fresh = 1;
-  s.mode = ModeFor(job, cost_max);
+  s.mode = ModeFor(job, cost_max, sampled);
   s.reason = static_cast<int>(StopReason::kMaxIterations);
+  if (engine == 0 && IsAccelerated(job)) {
+    s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip;
+    *member.anderson() = {1, 1, 0, 0, 0, 0, INFINITY, INFINITY, {}};
+  }
   if (s.starting) {
     s.relax = 1;
   } else if (job.symmetric) {
@@ -275,34 +309,44 @@ __device__ void PrepareStates(const Member& member) {
   *member.state(engine) = s;
 }
 
-// Step 4: x scale = high + low + what is below 2^-22 of it.
+// Step 4: x scale = high + low + what is below 2^-22 of it; FAST has no low. A thread makes chunks of 8 coordinates.
 __device__ void SplitPoints(const Member& member, int side, int block) {
   const Job& job = member.job;
   const EngineState& state = *member.state(0);
   if (state.mode != kFloat) return;
-  const int dim = job.dim, padded = PaddedDim(job), count = job.size[side], first = block * kBlockPoints;
-  const int points = min(kBlockPoints, count - first);
+  const int dim = job.dim, count = job.size[side], first = block * kBlockPoints, planes = PlanesOf(job);
+  const int row_bytes = CloudRowBytes(dim), depths = CloudDepths(dim), chunks = row_bytes / 16;
+  const int64_t plane_bytes = int64_t{kCloudTile} * row_bytes;
   const double* in = member.At<double>(job.at.points64[side]);
-  __half* high = member.At<__half>(job.at.halves[side]);
-  __half* low = high + int64_t{count} * padded;
-  for (int e = threadIdx.x; e < points * padded; e += kThreads) {
-    const int k = e % padded;
-    const int64_t i = first + e / padded;
-    const float value = k < dim ? static_cast<float>(in[i * dim + k] * state.point_scale) : 0;
-    const __half h = __float2half_rn(value);
-    high[i * padded + k] = h;
-    low[i * padded + k] = __float2half_rn(value - __half2float(h));
+  char* out = member.At<char>(job.at.halves[side]);
+  for (int e = threadIdx.x; e < kBlockPoints * depths * chunks; e += kThreads) {
+    const int chunk = e % chunks, depth = e / chunks % depths;
+    const int64_t i = first + e / chunks / depths;
+    alignas(16) __half high[8], low[8];
+#pragma unroll
+    for (int q = 0; q < 8; ++q) {
+      const int k = depth * kDepth + chunk * 8 + q;
+      const float value = k < dim && i < count ? static_cast<float>(in[i * dim + k] * state.point_scale) : 0;
+      high[q] = __float2half_rn(value);
+      low[q] = __float2half_rn(value - __half2float(high[q]));
+    }
+    char* to = out + (i / kCloudTile * depths + depth) * planes * plane_bytes +
+               SwizzledAt(static_cast<int>(i % kCloudTile), chunk, row_bytes);
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(high);
+    if (planes == 2) *reinterpret_cast<uint4*>(to + plane_bytes) = *reinterpret_cast<const uint4*>(low);
   }
 }
 
 __global__ void __launch_bounds__(kThreads) PrepareKernel(LaunchTable table, int step) {
   const BlockWork work = FindWork(table, blockIdx.x);
-  const Job& job = table.jobs[work.job];
+  const Job& job = CopyJob(table.jobs[work.job]);
   if (step == 3) return PrepareStates(Member{job, work.block});
   if (step == 1) return CentreOf(Member{job, work.block / 2}, static_cast<int>(work.block % 2));
   const bool costs = step == 0 && job.dense;
-  const int chunks[2] = {step == 0 ? PointChunks(job, 0) : PointBlocks(job, 0),
-                         step == 0 ? PointChunks(job, 1) : PointBlocks(job, 1)};
+  int chunks[2];
+  for (int side = 0; side < 2; ++side) {
+    chunks[side] = step == 0 ? PointChunks(job, side) : step == 2 ? PointBlocks(job, side) : SplitBlocks(job, side);
+  }
   const int64_t of_member = costs ? CostChunks(job) : chunks[0] + chunks[1];
   const Member member{job, work.block / of_member};
   const int64_t rest = work.block % of_member;
@@ -325,7 +369,7 @@ int64_t PrepareBlocks(const Job& job, int step) {
     case 3:
       return 1;
     default:
-      return job.dense || job.precision == Precision::kDouble ? 0 : PointBlocks(job, 0) + PointBlocks(job, 1);
+      return job.dense || job.precision == Precision::kDouble ? 0 : SplitBlocks(job, 0) + SplitBlocks(job, 1);
   }
 }
 

@@ -111,7 +111,7 @@ __device__ inline void BoundRow(const Member& member, int side, int step, int i,
 
 // Adds up the block's statistics (thread by thread in the same order) into `out`.
 __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out) {
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostThreads];
   BlockStats sum;
   sum.error = BlockSum(own.error, scratch);
   if (whole) {
@@ -126,11 +126,11 @@ __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats*
 
 // The sums of all row blocks' errors, and whether potentials are finite.
 __device__ inline void EndPass(const Member& member, const RowBlock& b, int side, Pass pass, int blocks) {
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostThreads];
   const Job& job = member.job;
   const BlockStats* stats = member.stats(b.engine, side);
   double error = 0, finite = 1;
-  for (int k = threadIdx.x; k < blocks; k += kThreads) {
+  for (int k = threadIdx.x; k < blocks; k += blockDim.x) {
     error += __ldcg(&stats[k].error);
     if (pass == Pass::kMeasure) finite = fmin(finite, __ldcg(&stats[k].finite));
   }
@@ -139,7 +139,10 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
   if (threadIdx.x != 0) return;
   EngineState* state = member.state(b.engine);
   if (pass == Pass::kIterate) {
-    return side == 0 ? EndRows(job, b.engine, state, error) : EndColumns(job, b.engine, state, error);
+    EngineState next = *state;  // Loads and stores together.
+    side == 0 ? EndRows(job, b.engine, &next, error) : EndColumns(job, b.engine, &next, error);
+    *state = next;
+    return;
   }
   state->error[side] = error;
   state->finite = (side == 0 || state->finite) && finite > 0;
@@ -151,7 +154,7 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
 __device__ inline void FinishRows(const Member& member, const RowBlock& b, int side, Pass pass, int step, double lse,
                                   Geometry geometry) {
   const Job& job = member.job;
-  const int rows = EngineSize(job, b.engine, side), tile = RowsOf(geometry);
+  const int rows = EngineSize(job, b.engine, side), tile = RowsOf(job, side, geometry);
   const int i = b.block * tile + threadIdx.x;
   const bool mine = threadIdx.x < tile && i < rows;
   const double scale = kLog2E / member.state(b.engine)->epsilon;
@@ -178,7 +181,10 @@ __device__ inline void FinishRows(const Member& member, const RowBlock& b, int s
   const int blocks = RowBlocks(job, b.engine, side, geometry);
   if (!LastToArrive(arrivals + job.at.arrival_stride - 1, blocks)) return;
   if (judged) return EndPass(member, b, side, pass, blocks);
-  if (threadIdx.x == 0) EndColumns(job, b.engine, member.state(b.engine), 0);
+  if (threadIdx.x != 0) return;
+  EngineState next = *member.state(b.engine);
+  EndColumns(job, b.engine, &next, 0);
+  *member.state(b.engine) = next;
 }
 
 }  // namespace cuda

@@ -25,12 +25,15 @@ namespace sinkhorn {
 namespace cuda {
 
 constexpr int kThreads = 256;  // Of every block here, unless a kernel says otherwise.
-constexpr int kTile = 64;      // Rows of a block; columns of a step.
+constexpr int kMostThreads = 512;
+constexpr int kTile = 64;  // Rows of a block; columns of a step.
 constexpr int kSplitBlocks =
     264;  // Blocks that a pass over one engine should have at least: two for each SM of an H200.
 constexpr double kLog2E = 1.4426950408889634074;
-constexpr double kVoid = -1e30;               // The log2 of no mass.
-constexpr double kFloatExponentMax = 400;     // Cost over epsilon up to which float32 exponents serve STRICT.
+constexpr double kVoid = -1e30;            // The log2 of no mass.
+constexpr double kFloatExponentMax = 400;  // Cost over epsilon up to which float32 exponents serve STRICT.
+constexpr double kCloudExponentMax =
+    4000;  // The same for clouds whose products are, by a sample, far below their bound.
 constexpr double kFloatExponentError = 4e-8;  // Of a density, for each unit of cost over epsilon.
 
 enum Mode : int { kFloat = 0, kMixed = 1, kDouble = 2 };
@@ -44,24 +47,27 @@ enum class Pass : int {
 
 // Where things lie in a member's part of the workspace, in bytes from its start.
 struct Layout {
-  int64_t state;           // EngineState[engines]
-  int64_t arrivals;        // unsigned[engines][arrival_stride]: one per row block, then one of the engine
-  int64_t arrival_stride;  // unsigneds
-  int64_t mass[2];         // double[n]
-  int64_t log_mass[2];     // double[n], kVoid where there is none
-  int64_t linear[2];       // double[n]: the shift's part that is linear in the point; engine 0 only
-  int64_t norm2[2];        // double[n]: kappa |x|^2, centred
-  int64_t centre[2];       // double[dim]
-  int64_t points64[2];     // double[n, dim], centred
-  int64_t points32[2];     // float[n, dim], centred (not for DOUBLE)
-  int64_t halves[2];       // __half[2, n, PaddedDim]: the same, scaled, as sums of two (not for DOUBLE)
-  int64_t phi[3][2][2];    // [engine][parity][side]: double[size]
-  int64_t ratio[3][2];     // [engine][side]: double[size], marginal / mass
-  int64_t partial[3];      // [engine]: double[splits, rows], log2 sums
-  int64_t stats[3][2];     // [engine][side]: BlockStats[row blocks]
-  int64_t chunk_stats;     // ChunkStats of the preparation
-  int64_t chunk_sums[2];   // double[chunks, 3, dim]: sums, minima, maxima of coordinates
-  int64_t linear_value;    // double[row blocks]: sum P z of a row block
+  int64_t state;             // EngineState[engines]
+  int64_t arrivals;          // unsigned[engines][arrival_stride]: one per row block, then one of the engine
+  int64_t arrival_stride;    // unsigneds
+  int64_t mass[2];           // double[n]
+  int64_t log_mass[2];       // double[n], kVoid where there is none
+  int64_t linear[2];         // double[n]: the shift's part that is linear in the point; engine 0 only
+  int64_t norm2[2];          // double[n]: kappa |x|^2, centred
+  int64_t centre[2];         // double[dim]
+  int64_t points64[2];       // double[n, dim], centred
+  int64_t points32[2];       // float[n, dim], centred (not for DOUBLE)
+  int64_t halves[2];         // The same, scaled, as sums of halves: transport_cloud.cuh (not for DOUBLE)
+  int64_t phi[3][2][2];      // [engine][parity][side]: double[size]
+  int64_t ratio[3][2];       // [engine][side]: double[size], marginal / mass
+  int64_t partial[3];        // [engine]: double[splits, rows], log2 sums
+  int64_t stream_partial;    // float[StreamSlabs, m]; jobs that may be streamed
+  int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
+  int64_t anderson;          // AndersonState; jobs that are accelerated
+  int64_t anderson_vectors;  // double[2 + 2 kAndersonWindow, m]
+  int64_t chunk_stats;       // ChunkStats of the preparation
+  int64_t chunk_sums[2];     // double[chunks, 3, dim]: sums, minima, maxima of coordinates
+  int64_t linear_value;      // double[row blocks]: sum P z of a row block
   int64_t bound_psi[2], bound_log_weight[2], bound_lack[2], bound_partial, bound_stats;
   int64_t bytes;  // Of a member.
 };
@@ -73,6 +79,9 @@ struct Job {
   int32_t dim;
   int32_t engines;  // 1 or 3
   bool dense, symmetric, starting, relaxing, wants_bound;
+  bool hopper;                // Kernels for it are there.
+  bool streamed;              // transport_stream.cu, in float32.
+  int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
   Precision precision;
   TransportInputs in;
   SolverOptions solver;
@@ -103,6 +112,14 @@ struct RelaxationState {
   int32_t count, settled, plain, skipped;
 };
 
+// Anderson acceleration: kernels/cpu/anderson.h says what it does and why.
+constexpr int kAndersonWindow = 8;
+struct AndersonState {
+  int32_t active, fresh, count, iterations, restarts, skipped;
+  double trial, least;
+  double gram[kAndersonWindow][kAndersonWindow];
+};
+
 struct EngineState {
   double epsilon;                // Of the iteration in progress.
   double relax, previous_relax;  // Of the iteration in progress and of the one before.
@@ -118,8 +135,12 @@ struct EngineState {
   int32_t starting;  // Symmetric: the half steps from zero, not yet an iteration.
   int32_t fresh;     // Epsilon has just changed: residuals tell nothing yet.
   int32_t stopped;
-  int32_t reason;  // StopReason
-  int32_t mode;    // Mode
+  int32_t unsafe;       // Streamed jobs: this iteration needs maxima.
+  int32_t bad;          // A sum of the pass under way was not safe.
+  int32_t anderson;     // Columns are extrapolated as long as that pays; over-relaxation takes over then.
+  int32_t extrapolate;  // These columns are to be.
+  int32_t reason;       // StopReason
+  int32_t mode;         // Mode
   int32_t converged;
   int32_t finite;
 };
@@ -153,37 +174,93 @@ __host__ __device__ inline int MeasureOf(int engine, int side) { return engine =
 __host__ __device__ inline int EngineSize(const Job& job, int engine, int side) {
   return job.size[MeasureOf(engine, side)];
 }
-// Coordinates of a point as halves: whole steps of a matrix product.
-__host__ __device__ inline int PaddedDim(const Job& job) { return (job.dim + 15) / 16 * 16; }
+
+// Clouds as halves: tiles of points, for each part of kDepth coordinates a plane for each half.
+constexpr int kCloudRows = 256;  // Of a block.
+constexpr int kCloudTile = 128;  // Columns of a step, and points of a tile in memory.
+constexpr int kDepth = 64;       // Coordinates of a step.
+__host__ __device__ inline int PlanesOf(const Job& job) { return job.precision == Precision::kFast ? 1 : 2; }
+__host__ __device__ inline int CloudDepths(int dim) { return (dim + kDepth - 1) / kDepth; }
+__host__ __device__ inline int CloudRowBytes(int dim) { return dim <= 16 ? 32 : dim <= 32 ? 64 : 128; }
+__host__ __device__ inline int64_t PaddedPoints(int64_t points) {
+  return (points + kCloudRows - 1) / kCloudRows * kCloudRows;
+}
+__host__ __device__ inline int64_t HalvesBytes(const Job& job, int side) {
+  return PaddedPoints(job.size[side]) * CloudDepths(job.dim) * PlanesOf(job) * CloudRowBytes(job.dim);
+}
 
 // How a pass is cut into blocks: by the kernel, and by the shape alone.
 enum class Geometry : int {
   kPlain,   // kTile rows against kTile columns a step.
-  kCloud,   // kCloudTile rows and columns: clouds in float32.
-  kOnChip,  // All in one block.
+  kCloud,   // kCloudRows rows against kCloudTile columns a step: clouds in float32.
+  kOnChip,  // All in one block or cluster.
+  kStream,  // Slabs of rows, and blocks of columns.
 };
-constexpr int kOnChipTiles = 2;    // Tiles of kTile rows, and of columns, that fit a block's registers.
 constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
-// Tiles of the larger side if the problem is solved on the chip, else 0: plain alternating updates at a fixed epsilon.
+// Tiles of kTile rows and columns, a power of two that holds the larger side, if the problem is solved on the chip,
+// else 0: plain alternating updates at a fixed epsilon. More than two take a cluster.
+constexpr int kOnChipTilesMost = 8;
 __host__ __device__ inline int OnChipTiles(const Job& job) {
   const int most = job.size[0] > job.size[1] ? job.size[0] : job.size[1];
-  const bool fits = most <= kOnChipTiles * kTile && job.engines == 1 && !job.symmetric && job.solver.epsilon_decay == 0;
-  return !fits || job.precision == Precision::kDouble ? 0 : most <= kTile ? 1 : 2;
+  if (job.engines > 1 || job.symmetric || job.solver.epsilon_decay != 0) return 0;
+  if (job.precision == Precision::kDouble) return 0;
+  for (int tiles = 1; tiles <= (job.hopper ? kOnChipTilesMost : 2); tiles *= 2) {
+    if (most <= tiles * kTile) return tiles;
+  }
+  return 0;
 }
-constexpr int kCloudTile = 128;
-__host__ __device__ inline int RowsOf(Geometry geometry) { return geometry == Geometry::kPlain ? kTile : kCloudTile; }
+// Rows of a block of a problem on the chip; for statistics, columns too.
+__host__ __device__ inline int OnChipRows(const Job& job) {
+  const int tiles = OnChipTiles(job);
+  return tiles == 1 || tiles == 8 ? kTile : 2 * kTile;
+}
+// Jobs whose columns are extrapolated, where they are not solved on the chip.
+__host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relaxing; }
+// Jobs that may be streamed: long enough to fill a device with slabs, rows that fit a block.
+constexpr int kStreamColumnsMost = 16384;
+__host__ __device__ inline bool MayStream(const Job& job) {
+  return job.dense && !job.symmetric && job.engines == 1 && job.precision != Precision::kDouble &&
+         job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0 && job.size[1] <= kStreamColumnsMost &&
+         int64_t{job.size[0]} * job.size[1] >= (1 << 21);
+}
+__host__ __device__ inline int StreamRows(const Job& job) {  // Of a slab.
+  const int rows = (job.size[0] + 131) / 132;
+  return rows > 16 ? rows : 16;
+}
+__host__ __device__ inline int StreamSlabs(const Job& job) {
+  return (job.size[0] + StreamRows(job) - 1) / StreamRows(job);
+}
+// Whether transport_gradient.cu makes gradients and projections, rather than transport_apply.cu.
+__host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
+  return job.hopper && !job.dense && mode == kFloat;
+}
+__host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometry) {
+  switch (geometry) {
+    case Geometry::kCloud:
+      return kCloudRows;
+    case Geometry::kOnChip:
+      return OnChipRows(job);
+    case Geometry::kStream:
+      return side == 0 ? StreamRows(job) : kThreads;
+    default:
+      return kTile;
+  }
+}
 __host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
   if (mode != kFloat) return Geometry::kPlain;
   return OnChipTiles(job) > 0 ? Geometry::kOnChip : job.dense ? Geometry::kPlain : Geometry::kCloud;
 }
 __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
-  return static_cast<int>(CeilDiv(EngineSize(job, engine, side), RowsOf(geometry)));
+  const int rows = RowsOf(job, side, geometry);
+  return (EngineSize(job, engine, side) + rows - 1) / rows;
 }
 // Parts that the columns of a pass are cut into.
 __host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
-  const int64_t tiles = CeilDiv(EngineSize(job, engine, 1 - side), RowsOf(geometry));
+  if (geometry == Geometry::kOnChip) return 1;
+  if (geometry == Geometry::kCloud) return job.cloud_splits[engine][side];
+  const int64_t tiles = CeilDiv(EngineSize(job, engine, 1 - side), kTile);
   const int64_t blocks = RowBlocks(job, engine, side, geometry);
-  const int64_t wave = kSplitBlocks / blocks, most = tiles / (geometry == Geometry::kCloud ? 2 : 4);
+  const int64_t wave = kSplitBlocks / blocks, most = tiles / 4;
   const int64_t splits = wave < most ? wave : most;
   return static_cast<int>(splits > 1 ? splits : 1);
 }
@@ -212,6 +289,7 @@ struct Member {
     return reinterpret_cast<T*>(job.workspace + index * job.at.bytes + offset);
   }
   __device__ EngineState* state(int engine) const { return At<EngineState>(job.at.state) + engine; }
+  __device__ AndersonState* anderson() const { return At<AndersonState>(job.at.anderson); }
   __device__ double* mass(int side) const { return At<double>(job.at.mass[side]); }
   __device__ double* log_mass(int side) const { return At<double>(job.at.log_mass[side]); }
   __device__ double* phi(int engine, int parity, int side) const {
@@ -231,6 +309,14 @@ struct Member {
     return Shift(engine, side, i, job.precision == Precision::kDouble);
   }
 };
+
+// False where a slice enqueued the end of what turned out to need more.
+__device__ inline bool IsSolved(const Member& member) {
+  for (int e = 0; e < member.job.engines; ++e) {
+    if (!member.state(e)->stopped) return false;
+  }
+  return true;
+}
 
 __device__ inline double LoadDouble(DType dtype, const void* data, int64_t i) {
   switch (dtype) {
@@ -276,7 +362,21 @@ __device__ inline void StoreOutput(const OutputView& view, int64_t i, double val
   }
 }
 
+// Points of a chunk of the preparation's sums.
+__host__ __device__ inline int ChunkPoints(int64_t points) { return points <= 16384 ? 64 : 512; }
+
 // ---- Blocks and their work ----------------------------------------------------------------------------------------
+
+// A copy of a job in shared memory, which everything reads again and again. Barriers inside; all threads of a block
+// call it, once.
+__device__ inline const Job& CopyJob(const Job& job) {
+  __shared__ alignas(16) uint64_t words[sizeof(Job) / sizeof(uint64_t)];
+  static_assert(sizeof(Job) % sizeof(uint64_t) == 0, "Job");
+  const auto* from = reinterpret_cast<const uint64_t*>(&job);
+  for (int k = threadIdx.x; k < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); k += blockDim.x) words[k] = from[k];
+  __syncthreads();
+  return *reinterpret_cast<const Job*>(words);
+}
 
 // The job of this block and the block's number within it. Barriers inside.
 struct BlockWork {
@@ -293,7 +393,7 @@ __device__ inline BlockWork FindWork(const LaunchTable& table, int64_t block) {
   return found;
 }
 
-// Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: kThreads doubles.
+// Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: a double each.
 __device__ inline double BlockSum(double value, double* scratch) {
   __syncthreads();
   scratch[threadIdx.x] = value;

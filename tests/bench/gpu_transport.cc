@@ -215,10 +215,30 @@ double Difference(const Row& row, const Answer& p, const Answer& q) {
   return worst / row.epsilon;
 }
 
+// Largest difference of a gradient, in units of its largest entry.
+double GradientDifference(const Row& row, const Answer& p, const Answer& q) {
+  double worst = 0;
+  for (const auto& [a, b, size] :
+       {std::make_tuple(&p.gradient_x, &q.gradient_x, row.n), std::make_tuple(&p.gradient_y, &q.gradient_y, row.m)}) {
+    const size_t count = row.count * size * row.dim;
+    std::vector<float> u(count), v(count);
+    Check(cudaMemcpy(u.data(), a->data(), count * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    Check(cudaMemcpy(v.data(), b->data(), count * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    double difference = 0, largest = 0;
+    for (size_t k = 0; k < count; ++k) {
+      const double d = std::abs(u[k] - v[k]);
+      difference = d <= difference ? difference : std::isfinite(d) ? d : INFINITY;
+      largest = std::max<double>(largest, std::abs(v[k]));
+    }
+    worst = std::max(worst, difference / largest);
+  }
+  return worst;
+}
+
 void Measure(const Row& row, const DeviceInfo& device, Context* context) {
   const Inputs inputs(row);
   const Answer answer(row);
-  double error = -1;
+  double error = -1, gradient_error = -1;
   if (row.check) {
     const Answer exact(row);
     const std::vector<Problem> reference = {ProblemOf(row, inputs, exact, Precision::kDouble)};
@@ -226,6 +246,7 @@ void Measure(const Row& row, const DeviceInfo& device, Context* context) {
     Solve(reference, WorkspacesOf(reference, device), context, nullptr);
     Solve(ours, WorkspacesOf(ours, device), context, nullptr);
     error = Difference(row, answer, exact);
+    if (row.gradient) gradient_error = GradientDifference(row, answer, exact);
   }
   const std::vector<Problem> problems = {ProblemOf(row, inputs, answer, row.precision)};
   const auto workspaces = WorkspacesOf(problems, device);
@@ -240,10 +261,10 @@ void Measure(const Row& row, const DeviceInfo& device, Context* context) {
   std::printf(
       "{\"name\": \"%s\", \"dense\": %d, \"count\": %ld, \"n\": %ld, \"m\": %ld, \"dim\": %ld, \"epsilon\": %g, "
       "\"precision\": \"%s\", \"median_ms\": %.4f, \"min_ms\": %.4f, \"error_eps\": %.3g, \"iterations\": %d, "
-      "\"error_a\": %.3g, \"error_b\": %.3g, \"workspace_mb\": %.1f}\n",
+      "\"gradient_error\": %.3g, \"error_a\": %.3g, \"error_b\": %.3g, \"workspace_mb\": %.1f}\n",
       row.name.c_str(), row.dense, row.count, row.n, row.m, row.dim, row.epsilon,
       row.precision == Precision::kFast ? "FAST" : "STRICT", seconds[seconds.size() / 2] * 1e3, seconds[0] * 1e3, error,
-      convergence.iterations, convergence.marginal_error_a, convergence.marginal_error_b,
+      convergence.iterations, gradient_error, convergence.marginal_error_a, convergence.marginal_error_b,
       cuda::Transport()->WorkspaceBytes(device, problems[0]) / 1e6);
   std::fflush(stdout);
 }
@@ -304,7 +325,8 @@ std::vector<Row> Rows(const std::string& chosen) {
       });
     }
     add("cloud gradient", [&](Row* r) {
-      r->n = r->m = n, r->dim = dim, r->gradient = true, r->check = false, r->repeats = n > 10000 ? 2 : 5;
+      r->n = r->m = n, r->dim = dim, r->gradient = true, r->check = n <= 4096 && dim <= 128;
+      r->repeats = n > 10000 ? 2 : 5;
     });
     add("cloud symmetric", [&](Row* r) {
       r->n = r->m = n, r->dim = dim, r->symmetric = true, r->check = false, r->repeats = n > 10000 ? 2 : 5;
@@ -332,6 +354,47 @@ std::vector<Row> Rows(const std::string& chosen) {
         r->over_relaxation = relaxed, r->mixture = true, r->check = false, r->repeats = 1;
       });
     }
+  }
+  // Every shape of kernel against float64, when asked for.
+  if (chosen == "checks") {
+    for (int64_t dim : {1, 3, 16, 17, 32, 33, 64, 65, 100, 128, 200, 512, 784, 1024}) {
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        add("checks", [&](Row* r) {
+          r->n = 700, r->m = 901, r->dim = dim, r->precision = precision, r->repeats = 1, r->epsilon = 0.01 * dim;
+          r->gradient = true;
+        });
+      }
+    }
+    const int64_t shapes[][3] = {{3, 64, 50},      {3, 65, 128},    {3, 129, 250},  {3, 300, 257},
+                                 {3, 17, 500},     {3, 512, 511},   {2, 513, 300},  {1, 2048, 4096},
+                                 {1, 4000, 16384}, {1, 3000, 1000}, {2, 1500, 2052}};
+    for (const auto& [count, n, m] : shapes) {
+      for (bool dense : {false, true}) {
+        if (!dense && n * m > 1 << 20) continue;
+        for (double tolerance : {0.0, 1e-4}) {
+          add("checks", [&](Row* r) {
+            r->count = count, r->n = n, r->m = m, r->dim = 5, r->dense = dense, r->tolerance = tolerance;
+            r->iterations = tolerance > 0 ? 300 : 20, r->repeats = 1;
+          });
+        }
+      }
+    }
+  }
+  // Little of every kernel, for a sanitizer.
+  if (chosen == "tiny") {
+    for (int64_t dim : {3, 20, 64, 100}) {
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        add("tiny",
+            [&](Row* r) { r->n = 600, r->m = 520, r->dim = dim, r->precision = precision, r->gradient = true; });
+      }
+    }
+    add("tiny", [](Row* r) { r->n = 40, r->m = 60, r->dim = 5, r->gradient = true; });
+    add("tiny", [](Row* r) { r->n = 100, r->m = 120, r->dim = 5, r->tolerance = 1e-3; });
+    add("tiny", [](Row* r) { r->n = 530, r->m = 520, r->dim = 2, r->tolerance = 1e-3; });
+    for (int64_t n : {60, 120, 250, 400, 2048}) {
+      add("tiny", [&](Row* r) { r->dense = true, r->n = n, r->m = n == 2048 ? 1024 : n; });
+    }
+    for (Row& row : rows) row.iterations = 3, row.check = false, row.repeats = 1;
   }
   // Shows 5.
   add("million",

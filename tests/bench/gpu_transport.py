@@ -1,10 +1,11 @@
 """Tables of transport on a GPU from the lines that gpu_transport prints.
 
-    gpu_transport [ROW ...] > lines; python gpu_transport.py lines > results/gpu_transport.md
+    gpu_transport > lines; python gpu_transport_peer.py >> lines
+    python gpu_transport.py lines > results/gpu_transport.md
 
-A floor is the largest of three: exponentials (4.2e12/s), products (three half-precision ones for STRICT, one for FAST, at
-788 TFLOP/s) and bytes (4.29 TB/s) of the half steps and of the one that measures. Peers are the medians of NUMERICS
-section 5, measured on the same kind of machine.
+A floor is the largest of three: exponentials (4.2e12/s), products (three half-precision ones for STRICT, one for FAST,
+at 788 TFLOP/s) and bytes (4.29 TB/s) of the half steps and of the one that measures. Peers that the lines do not have
+are the medians of NUMERICS section 5, measured on the same kind of machine, and marked by a star.
 """
 
 import json
@@ -63,6 +64,14 @@ def dense(lines):
           ["problems", "iterations", "ms, median", "least", "floor", "ratio", "error / eps"], rows)
 
 
+def flash_of(lines, key, tf32):
+    """FlashSinkhorn's milliseconds: of this run, or earlier ones with a star."""
+    for r in lines:
+        if r["name"] == "flash" and (r["n"], r["dim"]) == key and r["tf32"] == tf32:
+            return show(r["median_ms"])
+    return show(FLASH[key][tf32]) + ("*" if FLASH[key][tf32] else "")
+
+
 def clouds(lines):
     rows = []
     for r in lines:
@@ -71,16 +80,26 @@ def clouds(lines):
         key = (r["n"], r["dim"])
         wanted = WANTED[key][r["precision"] == "FAST"]
         rows.append([f"{r['n']}, {r['dim']}", r["precision"], show(r["median_ms"]), show(floor_ms(r)), show(wanted),
-                     show(FLASH[key][0]), show(FLASH[key][1]), show(r["error_eps"]), show(r["workspace_mb"])])
+                     flash_of(lines, key, False), flash_of(lines, key, True), show(r["error_eps"]),
+                     show(r["workspace_mb"])])
     table("Clouds, 10 alternating iterations, forward, ms (issue 5, shows 2)",
-          ["n = m, d", "precision", "ours", "floor", "wanted", "FlashSinkhorn float32", "TF32", "error / eps", "MB"], rows)
+          ["n = m, d", "precision", "ours", "floor", "wanted", "FlashSinkhorn float32", "TF32", "error / eps", "MB"],
+          rows)
+    rows = [[f"{r['n']}, {r['dim']}", "TF32" if r["tf32"] else "float32", show(r["median_ms"]), show(r["error_eps"])]
+            for r in lines if r["name"] == "flash"]
+    table("FlashSinkhorn in the same run",
+          ["n = m, d", "precision", "ms", "error / eps"], rows)
+    forward = {(r["n"], r["dim"]): r["median_ms"] for r in lines if r["name"] == "cloud" and r["precision"] == "STRICT"}
     rows = []
     for r in lines:
         if r["name"] in ("cloud gradient", "cloud symmetric"):
-            flash = FLASH_GRADIENT[(r["n"], r["dim"])] if "gradient" in r["name"] else (None, None)
-            rows.append([f"{r['n']}, {r['dim']}", r["name"][6:], show(r["median_ms"]), show(flash[0]), show(flash[1])])
+            key = (r["n"], r["dim"])
+            flash = FLASH_GRADIENT[key] if "gradient" in r["name"] else (None, None)
+            rows.append([f"{r['n']}, {r['dim']}", r["name"][6:], show(r["median_ms"]),
+                         f"{100 * (r['median_ms'] / forward[key] - 1):+.0f} %", show(r["gradient_error"]),
+                         *(show(ms) + ("*" if ms else "") for ms in flash)])
     table("The same with gradients to x and y; symmetric updates. STRICT, ms",
-          ["n = m, d", "what", "ours", "FlashSinkhorn float32", "TF32"], rows)
+          ["n = m, d", "what", "ours", "against forward", "gradient's error", "FlashSinkhorn float32", "TF32"], rows)
 
 
 def batches(lines):

@@ -10,7 +10,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 # Each file's kernels, by name, and how many instances it has at least.
-HOT = {"normalization_plain.cu": ("PlainKernel", 36), "normalization_tiles.cu": ("TilesKernel", 8)}
+HOT = {
+    "normalization_plain.cu": ("PlainKernel", 36),
+    "normalization_tiles.cu": ("TilesKernel", 8),
+    "transport_cloud.cu": ("CloudStepKernel", 4),
+}
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")

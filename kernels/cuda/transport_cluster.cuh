@@ -1,0 +1,98 @@
+// Clusters of blocks (Hopper): launching them, stores to each other's shared memory, and barriers. A cluster of one
+// block needs none of it.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_CLUSTER_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_CLUSTER_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/mma.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+// A kernel whose blocks come in clusters of `ranks` neighbours. No blocks: no launch.
+template <typename... Parameters, typename... Arguments>
+inline void LaunchCluster(void (*kernel)(Parameters...), int64_t blocks, int ranks, int threads, size_t smem_bytes,
+                          cudaStream_t stream, const Arguments&... arguments) {
+  if (ranks == 1) return LaunchKernel(kernel, blocks, threads, smem_bytes, stream, arguments...);
+  if (blocks == 0) return;
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(ranks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  (void)cudaLaunchKernelEx(&config, kernel, arguments...);  // Errors are left for cudaGetLastError.
+}
+
+// All threads of all blocks arrive before any goes on; what they wrote before, to shared memory or to memory, is seen.
+__device__ inline void SyncCluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Sending to the shared memory of blocks of the cluster: receivers wait until so many bytes have come. Two barriers for
+// two buffers in turn; the first use of each has parity 0. Before Hopper there is nobody to send to.
+#if __CUDA_ARCH__ >= 900
+// By one thread, before a SyncCluster.
+__device__ inline void InitReceiving(uint64_t (&barriers)[2]) {
+  for (uint64_t& barrier : barriers) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(&barrier)) : "memory");
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// By one thread, at each use; before or after bytes have come.
+__device__ inline void ExpectReceived(uint64_t* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
+               : "memory");
+}
+__device__ inline void AwaitReceived(uint64_t* barrier, unsigned parity) {
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(SharedAddress(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+// The place in the shared memory of block `rank` that `own` is in this block's.
+__device__ inline uint32_t RemoteAddress(const void* own, int rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(SharedAddress(own)), "r"(rank));
+  return address;
+}
+__device__ inline void Send(const float* own, float value, const uint64_t* barrier, int rank) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(RemoteAddress(own, rank)),
+      "r"(__float_as_uint(value)), "r"(RemoteAddress(barrier, rank))
+      : "memory");
+}
+__device__ inline void Send(const double* own, double value, const uint64_t* barrier, int rank) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(RemoteAddress(own, rank)),
+      "l"(__double_as_longlong(value)), "r"(RemoteAddress(barrier, rank))
+      : "memory");
+}
+#else
+__device__ inline void InitReceiving(uint64_t (&)[2]) {}
+__device__ inline void ExpectReceived(uint64_t*, unsigned) {}
+__device__ inline void AwaitReceived(uint64_t*, unsigned) {}
+template <typename T>
+__device__ inline void Send(const T*, T, const uint64_t*, int) {}
+#endif
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_CLUSTER_CUH_

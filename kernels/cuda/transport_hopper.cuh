@@ -1,0 +1,144 @@
+// Hopper's own instructions, one function each: matrix products of a warpgroup, bulk copies to shared memory and the
+// barriers that they complete on. SINKHORN_HOPPER is 1 where they exist (sm_90a).
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_HOPPER_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_HOPPER_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/mma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SINKHORN_HOPPER 1
+#else
+#define SINKHORN_HOPPER 0
+#endif
+
+namespace sinkhorn {
+namespace cuda {
+
+// ---- Kernels that begin while the one before ends -----------------------------------------------------------------
+
+// A kernel that calls AwaitKernelBefore before it touches what the one before it in the stream leaves. No blocks: no
+// launch.
+template <typename... Parameters, typename... Arguments>
+inline void LaunchOverlapping(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
+                              cudaStream_t stream, const Arguments&... arguments) {
+  if (blocks == 0) return;
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  (void)cudaLaunchKernelEx(&config, kernel, arguments...);  // Errors are left for cudaGetLastError.
+}
+__device__ inline void AwaitKernelBefore() {
+#if SINKHORN_HOPPER
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void AllowNextKernel() {
+#if SINKHORN_HOPPER
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#if SINKHORN_HOPPER
+
+// ---- Barriers in shared memory ------------------------------------------------------------------------------------
+
+__device__ inline void InitBarrier(uint64_t* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals) : "memory");
+}
+// After InitBarrier, before other threads or copies use them.
+__device__ inline void FenceBarriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ inline void Arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+// Arrives, and lets the phase end only when so many more bytes have been copied.
+__device__ inline void ArriveExpecting(uint64_t* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
+               : "memory");
+}
+// Until the phase of this parity has ended.
+__device__ inline void WaitForPhase(uint64_t* barrier, unsigned parity) {
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(SharedAddress(barrier)), "r"(parity)
+                 : "memory");
+  }
+}
+// 16-byte multiples, both ends aligned so.
+__device__ inline void CopyBulk(uint32_t shared, const void* global, unsigned bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
+               : "memory");
+}
+
+// Named barriers of `threads` threads: some arrive, the others wait for them too.
+__device__ inline void ArriveAt(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ inline void WaitAt(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+// ---- Products of a warpgroup --------------------------------------------------------------------------------------
+
+// Where a matrix of halves lies in shared memory: rows of `row_bytes` (32, 64 or 128), 16-byte chunks exchanged within
+// row_bytes * 8 as SwizzledAt says.
+__device__ inline uint64_t MatrixAt(uint32_t address, int row_bytes) {
+  const uint64_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
+  const uint64_t stride = 8 * row_bytes / 16;  // Of eight rows.
+  return (address & 0x3ffff) >> 4 | uint64_t{1} << 16 | stride << 32 | swizzle << 62;
+}
+
+__device__ inline void BeginProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most so many groups are under way.
+template <int kGroups>
+__device__ inline void WaitForProducts() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+// c (+)= a b^T: 64 x 16 by 128 x 16 halves, to float. Thread t of the warpgroup has rows 16 (t / 32) + t % 32 / 4 (+ 8)
+// and columns 8 j + 2 (t % 4) + 0..1: c[j] = {row, row; row + 8, row + 8}.
+__device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c)[16][4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "
+      "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, 0, 0;\n}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]),
+        "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]),
+        "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]),
+        "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+        "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]),
+        "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]),
+        "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), "+f"(c[12][0]),
+        "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+        "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]),
+        "+f"(c[15][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+#endif  // SINKHORN_HOPPER
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_HOPPER_CUH_

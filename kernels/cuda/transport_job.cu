@@ -1,0 +1,153 @@
+// The workspace's layout, how passes are cut, and what an iteration costs.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cuda/transport_job.h"
+#include "kernels/cuda/transport_launch.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+// Hands out parts of a member's workspace.
+class Partition {
+ public:
+  int64_t Take(int64_t bytes) {
+    const int64_t at = bytes_;
+    bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+Layout LayoutOf(const Job& job) {
+  Layout at = {};
+  Partition part;
+  const int64_t size[2] = {job.size[0], job.size[1]}, dim = job.dim;
+  const int64_t most = std::max(size[0], size[1]), blocks = CeilDiv(most, kTile);
+  at.state = part.Take(job.engines * sizeof(EngineState));
+  at.arrival_stride = blocks + 1;
+  at.arrivals = part.Take(job.engines * at.arrival_stride * sizeof(unsigned));
+  for (int side = 0; side < 2; ++side) {
+    const int64_t vector = size[side] * sizeof(double);
+    at.mass[side] = part.Take(vector);
+    at.log_mass[side] = part.Take(vector);
+    if (!job.dense) {
+      at.linear[side] = part.Take(vector);
+      at.norm2[side] = part.Take(vector);
+      at.centre[side] = part.Take(dim * sizeof(double));
+      at.points64[side] = part.Take(vector * dim);
+      if (job.precision != Precision::kDouble) {
+        at.points32[side] = part.Take(size[side] * dim * sizeof(float));
+        at.halves[side] = part.Take(HalvesBytes(job, side));
+      }
+      at.chunk_sums[side] = part.Take(CeilDiv(size[side], ChunkPoints(size[side])) * 3 * dim * sizeof(double));
+    }
+    if (job.wants_bound) {
+      at.bound_psi[side] = part.Take(vector);
+      at.bound_log_weight[side] = part.Take(vector);
+      at.bound_lack[side] = part.Take(vector);
+    }
+  }
+  for (int e = 0; e < job.engines; ++e) {
+    for (int side = 0; side < 2; ++side) {
+      const int64_t vector = EngineSize(job, e, side) * sizeof(double);
+      for (int parity = 0; parity < 2; ++parity) at.phi[e][parity][side] = part.Take(vector);
+      at.ratio[e][side] = part.Take(vector);
+      const int blocks =
+          std::max(RowBlocks(job, e, side), MayStream(job) ? RowBlocks(job, e, side, Geometry::kStream) : 0);
+      at.stats[e][side] = part.Take(blocks * sizeof(BlockStats));
+    }
+    int64_t partial = 0;
+    for (Geometry geometry : {Geometry::kPlain, Geometry::kCloud}) {
+      for (int side = 0; side < 2; ++side) {
+        partial = std::max<int64_t>(partial, int64_t{Splits(job, e, side, geometry)} * EngineSize(job, e, side));
+      }
+    }
+    at.partial[e] = part.Take(partial * sizeof(double));
+  }
+  if (IsAccelerated(job)) {
+    at.anderson = part.Take(sizeof(AndersonState));
+    at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
+  }
+  if (MayStream(job)) at.stream_partial = part.Take(StreamSlabs(job) * size[1] * static_cast<int64_t>(sizeof(float)));
+  const int64_t chunks = PrepareBlocks(job, 2) + (job.dense ? PrepareBlocks(job, 0) : 0);
+  at.chunk_stats = part.Take(chunks * sizeof(ChunkStats));
+  at.linear_value = part.Take(blocks * sizeof(double));
+  if (job.wants_bound) {
+    at.bound_partial = part.Take(blocks * sizeof(double));
+    at.bound_stats = part.Take(blocks * sizeof(BlockStats));
+  }
+  at.bytes = part.bytes();
+  return at;
+}
+
+// Parts of a pass's columns that take the least time on a whole device: waves of blocks, each as long as its tiles and
+// what a block has to do beside them.
+int CloudSplits(int64_t rows, int64_t columns, int dim) {
+  constexpr int64_t kBlocks = 132, kMostSplits = 64;  // Of an H200 at once.
+  const int64_t blocks = CeilDiv(rows, kCloudRows), tiles = CeilDiv(columns, kCloudTile);
+  const double beside = 2.0 / CloudDepths(dim);
+  int best = 1;
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t splits = 1; splits <= std::max<int64_t>(1, std::min(kMostSplits, tiles / 2)); ++splits) {
+    const double time = CeilDiv(blocks * splits, kBlocks) * (CeilDiv(tiles, splits) + beside);
+    if (time < 0.99 * least) {
+      least = time;
+      best = static_cast<int>(splits);
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+Job JobOf(const Problem& problem, bool hopper) {
+  Job job = {};
+  job.hopper = hopper;
+  job.count = problem.count;
+  job.size[0] = static_cast<int32_t>(problem.n);
+  job.size[1] = static_cast<int32_t>(problem.m);
+  job.dense = problem.kind == ProblemKind::kDense;
+  job.dim = job.dense ? 0 : static_cast<int32_t>(problem.dim);
+  job.engines = problem.solver.debias && !job.dense ? 3 : 1;
+  job.symmetric = problem.solver.update_rule == UpdateRule::kSymmetric;
+  job.starting = job.symmetric && !problem.transport.initial_f && !problem.transport.initial_g;
+  job.relaxing = problem.solver.over_relaxation && problem.solver.tolerance > 0 && !job.symmetric &&
+                 std::isinf(problem.solver.rho_a) && std::isinf(problem.solver.rho_b);
+  job.wants_bound = problem.outputs.primal_bound != nullptr;
+  job.precision = problem.solver.precision;
+  job.in = problem.transport;
+  job.solver = problem.solver;
+  job.out = problem.outputs;
+  for (int e = 0; e < job.engines && !job.dense; ++e) {
+    for (int side = 0; side < 2; ++side) {
+      job.cloud_splits[e][side] =
+          static_cast<int8_t>(CloudSplits(EngineSize(job, e, side), EngineSize(job, e, 1 - side), job.dim));
+    }
+  }
+  job.streamed = hopper && OnChipTiles(job) == 0 && MayStream(job);
+  job.at = LayoutOf(job);
+  return job;
+}
+
+double IterationSeconds(const Job& job) {
+  if (OnChipTiles(job) > 0) return (1 + OnChipBlocks(job) / (OnChipTiles(job) > 2 ? 132.0 : 264.0)) * 0.6e-6;
+  double pairs = 0;
+  for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
+  if (job.streamed) return job.count * pairs * 1.2e-12 + 2e-5;
+  if (job.dense || job.precision == Precision::kDouble) {
+    const double slow = job.precision == Precision::kDouble ? 4 : 1;
+    return job.count * (2 * pairs * slow * (8e-13 + 8e-14 * job.dim) + 2e-8) + 2e-5;
+  }
+  return job.count * (2 * pairs * (3e-13 + 4e-15 * job.dim * (2 * PlanesOf(job) - 1)) + 2e-8) + 2e-5;
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn

@@ -1,0 +1,108 @@
+// A resident transport problem: what is known of it between slices.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_RESIDENT_H_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_RESIDENT_H_
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/transport_job.h"
+#include "kernels/cuda/transport_launch.h"
+
+namespace sinkhorn {
+namespace cuda {
+
+// Tolerances: a slice may not enqueue more than this part of the iterations done so far, since most may be idle.
+constexpr int kFirstIterations = 32;
+
+enum class Stage { kPrepare, kIterate, kFinish, kDone };
+
+class TransportResident final : public Resident {
+ public:
+  TransportResident(const Problem& problem, void* workspace) : job_(JobOf(problem, HasHopperKernels())) {
+    job_.workspace = static_cast<char*>(workspace);
+    report_.family = job_.dense ? "dense" : "point-cloud";
+    report_.precision = job_.precision == Precision::kFast && job_.dense ? Precision::kStrict : job_.precision;
+    passes_ = int64_t{job_.solver.max_iterations} + (job_.starting || job_.engines > 1 ? 1 : 0);
+  }
+
+  bool done() const override { return stage_ == Stage::kDone; }
+  absl::Status status() const override { return status_; }
+  SolveReport report() const override { return report_; }
+  Convergence progress() const override { return report_.convergence; }
+
+  const Job& job() const { return job_; }
+  Stage stage() const { return stage_; }
+  bool Has(Mode mode) const { return (modes_ & (1 << mode)) != 0; }
+  int64_t passes_left() const { return passes_ - launched_; }
+  // Iterations that may be enqueued before the host looks again.
+  int64_t Allowance() const {
+    if (job_.solver.tolerance == 0) return passes_left();
+    const int64_t first = OnChip() ? kOnChipChunk : kFirstIterations;
+    return std::min(passes_left(), std::max<int64_t>(first, launched_ / 2));
+  }
+  void CountPasses(int64_t count) { launched_ = std::min(passes_, launched_ + count); }
+  // Engines in float32 are solved by the on-chip kernel.
+  bool OnChip() const { return OnChipTiles(job_) > 0; }
+  // Before the data are known: that all engines need float32 only, and that this slice finishes them.
+  void Hope() {
+    hoped_modes_ = modes_ = 1 << (job_.precision == Precision::kDouble ? kDouble : kFloat);
+    hopeful_ = true;
+  }
+  // All passes are enqueued, or all engines have stopped.
+  void EndIterations() { stage_ = Stage::kFinish; }
+  void ExpectReport(const JobReport* report, bool prepared, bool finished) {
+    pending_ = report;
+    prepared_ = prepared;
+    finished_ = finished;
+  }
+
+  void Collect() {
+    const JobReport r = *pending_;
+    pending_ = nullptr;
+    Convergence& c = report_.convergence;
+    c.iterations = r.iterations;
+    c.converged = finished_ && r.converged != 0;
+    c.marginal_error_a = r.error[0];
+    c.marginal_error_b = r.error[1];
+    c.stop_reason = static_cast<StopReason>(r.reason);
+    modes_ = r.modes;
+    const bool disappointed = hopeful_ && (r.running > 0 || modes_ != hoped_modes_);
+    hopeful_ = false;
+    if (finished_ && !disappointed) {
+      stage_ = Stage::kDone;
+      if (r.diverged >= 0) status_.Update(Diverged(r));
+    } else if (prepared_) {
+      stage_ = Stage::kIterate;
+    } else if (r.running == 0) {
+      stage_ = Stage::kFinish;
+    }
+  }
+
+ private:
+  absl::Status Diverged(const JobReport& r) const {
+    const std::string who = job_.count == 1 ? "" : absl::StrCat("member ", r.diverged, ": ");
+    return absl::FailedPreconditionError(absl::StrCat(who, "the potentials are not finite after ",
+                                                      r.diverged_iterations, " iterations; increase epsilon (",
+                                                      job_.solver.epsilon, ") or use precision DOUBLE"));
+  }
+
+  Job job_;
+  Stage stage_ = Stage::kPrepare;
+  int modes_ = 0;  // Of all engines, as bits; known once prepared.
+  int hoped_modes_ = 0;
+  int64_t passes_ = 0;    // Iterations at most, the symmetric start included.
+  int64_t launched_ = 0;  // Of them, enqueued.
+  const JobReport* pending_ = nullptr;
+  bool prepared_ = false, finished_ = false, hopeful_ = false;
+  absl::Status status_;
+  SolveReport report_;
+};
+
+inline TransportResident* Of(Resident* resident) { return static_cast<TransportResident*>(resident); }
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_RESIDENT_H_

@@ -1,0 +1,363 @@
+// What a slice enqueues, stage by stage: residents are prepared, iterate, two passes an iteration, and end.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_resident.h"
+#include "kernels/cuda/transport_slice.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+// Lays out all launches of a slice first, so that their descriptors travel in one copy, then enqueues them.
+class Slice {
+ public:
+  Slice(absl::Span<Resident* const> residents, LaunchContext* context) : context_(context) {
+    for (Resident* resident : residents) residents_.push_back(Of(resident));
+    jobs_ = JobsOf(Select([](const TransportResident&) { return true; }));
+  }
+
+  absl::Status Run(double slice_seconds) {
+    const Set preparing = Select([](const TransportResident& r) { return r.stage() == Stage::kPrepare; });
+    Prepare(preparing);
+    // Small problems may be through at once.
+    const Set hopeful = Among(preparing, [&](const TransportResident& r) {
+      return (r.OnChip() || r.job().solver.tolerance == 0) &&
+             r.job().solver.max_iterations * IterationSeconds(r.job()) < slice_seconds;
+    });
+    RunHopeful(hopeful);
+    Iterate(slice_seconds);
+    Set finishing = Select([](const TransportResident& r) { return r.stage() == Stage::kFinish; });
+    finishing.insert(finishing.end(), hopeful.begin(), hopeful.end());
+    std::sort(finishing.begin(), finishing.end());
+    Finish(finishing);
+    Report(preparing, finishing);
+    return Enqueue();
+  }
+
+ private:
+  using Set = std::vector<int>;  // Of residents, by number.
+  // A table whose parts are places in the descriptors' bytes.
+  struct Table {
+    size_t jobs = 0, first_block = 0;
+    int32_t job_count = 0;
+    int64_t blocks = 0;
+  };
+
+  cudaStream_t stream() const { return context_->stream(); }
+
+  // Copies to the descriptors' bytes and says where.
+  size_t Describe(const void* data, size_t bytes) {
+    const size_t at = (bytes_.size() + 15) / 16 * 16;
+    bytes_.resize(at + bytes);
+    std::memcpy(bytes_.data() + at, data, bytes);
+    return at;
+  }
+  size_t JobsOf(const Set& set) {
+    std::vector<Job> jobs;
+    for (int k : set) jobs.push_back(residents_[k]->job());
+    return Describe(jobs.data(), jobs.size() * sizeof(Job));
+  }
+  // launch(LaunchTable, blocks) later, when descriptors have an address.
+  template <typename Function>
+  void Later(const Table& table, Function launch) {
+    if (table.blocks > 0) launches_.push_back({table, launch});
+  }
+
+  absl::Status Enqueue() {
+    const void* source = context_->Upload(bytes_.data(), bytes_.size());
+    auto* base = static_cast<char*>(context_->Scratch(bytes_.size()));
+    if (source == nullptr || base == nullptr) return absl::InternalError("transport: no room for descriptors");
+    // What was uploaded may lie in host memory; every block reads it.
+    (void)cudaMemcpyAsync(base, source, bytes_.size(), cudaMemcpyDefault, stream());
+    for (const auto& [table, launch] : launches_) {
+      launch({reinterpret_cast<const Job*>(base + table.jobs),
+              reinterpret_cast<const int64_t*>(base + table.first_block), table.job_count},
+             table.blocks);
+    }
+    const cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return absl::OkStatus();
+    return absl::UnavailableError(
+        absl::StrCat("transport: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+  }
+
+  template <typename Predicate>
+  Set Select(Predicate wanted) const {
+    Set set;
+    for (size_t k = 0; k < residents_.size(); ++k) {
+      if (wanted(*residents_[k])) set.push_back(static_cast<int>(k));
+    }
+    return set;
+  }
+  template <typename Predicate>
+  Set Among(const Set& among, Predicate wanted) const {
+    Set set;
+    for (int k : among) {
+      if (wanted(*residents_[k])) set.push_back(k);
+    }
+    return set;
+  }
+
+  // A table over the set, with `blocks_of` blocks for each job.
+  template <typename BlocksOf>
+  Table TableOf(const Set& set, BlocksOf blocks_of) {
+    if (set.empty()) return Table();
+    std::vector<int64_t> first = {0};
+    for (int k : set) first.push_back(first.back() + blocks_of(residents_[k]->job()));
+    Table table;
+    table.jobs = set.size() == residents_.size() ? jobs_ : JobsOf(set);
+    table.first_block = Describe(first.data(), first.size() * sizeof(int64_t));
+    table.job_count = static_cast<int32_t>(set.size());
+    table.blocks = first.back();
+    return table;
+  }
+
+  void Prepare(const Set& set) {
+    for (int step = 0; step < kPrepareSteps && !set.empty(); ++step) {
+      const Table table = TableOf(set, [step](const Job& job) { return job.count * PrepareBlocks(job, step); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchPrepare(t, blocks, step, stream()); });
+    }
+  }
+
+  // Whole solves, on the guess that float32 will do.
+  void RunHopeful(const Set& set) {
+    int most = 0;
+    for (int k : set) {
+      residents_[k]->Hope();
+      most = std::max(most, residents_[k]->job().solver.max_iterations);
+    }
+    RunOnChip(set, most);
+    Set passing = Among(set, [](const TransportResident& r) { return !r.OnChip(); });
+    std::vector<PassTables> tables = TablesOf(passing);
+    for (int64_t done = 1; !passing.empty(); ++done) {
+      RunPass(tables, Pass::kIterate);
+      const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done; });
+      if (left.size() != passing.size()) tables = TablesOf(left);
+      passing = left;
+    }
+  }
+
+  // Two launches, one for each side, for every kernel in use.
+  struct PassTables {
+    bool dense;
+    Mode mode;
+    int planes;  // Of clouds in float32.
+    int dim;     // The largest.
+    int quads;   // Of streamed problems; 0: none.
+    Table stream[2];
+    Table side[2];
+  };
+  // Clouds that one kernel serves.
+  static constexpr int kKinds = 4;
+  static int KindOf(const Job& job) { return job.dense ? 0 : (PlanesOf(job) - 1) + (CloudDepths(job.dim) > 1 ? 2 : 0); }
+  void AddStreams(const Set& set, PassTables* pass) {
+    const Set streamed = Among(set, [](const TransportResident& r) { return r.job().streamed; });
+    for (int k : streamed) pass->quads = std::max(pass->quads, StreamQuads(residents_[k]->job()));
+    pass->stream[0] = TableOf(streamed, [](const Job& job) { return job.count * StreamSlabs(job); });
+    pass->stream[1] = TableOf(streamed, [](const Job& job) { return StreamEndBlocks(job); });
+  }
+  std::vector<PassTables> TablesOf(const Set& set) {
+    std::vector<PassTables> tables;
+    for (bool dense : {false, true}) {
+      for (Mode mode : {kFloat, kMixed, kDouble}) {
+        for (int kind = 0; kind < kKinds; ++kind) {
+          const Set chosen = Among(set, [&](const TransportResident& r) {
+            const bool on_chip = mode == kFloat && r.OnChip();
+            return r.job().dense == dense && r.Has(mode) && !on_chip && KindOf(r.job()) == kind;
+          });
+          if (chosen.empty()) continue;
+          PassTables pass{dense, mode, PlanesOf(residents_[chosen[0]]->job()), 0, 0, {}, {}};
+          for (int k : chosen) pass.dim = std::max(pass.dim, residents_[k]->job().dim);
+          if (mode == kFloat) AddStreams(chosen, &pass);
+          for (int side = 0; side < 2; ++side) {
+            pass.side[side] = TableOf(chosen, [side, mode](const Job& job) {
+              return job.count * PassBlocks(job, side, GeometryOf(job, mode));
+            });
+          }
+          tables.push_back(pass);
+        }
+      }
+    }
+    return tables;
+  }
+  void RunPass(const std::vector<PassTables>& tables, Pass pass) {
+    for (const PassTables& t : tables) {
+      Later(t.stream[0], [this, quads = t.quads, pass](const LaunchTable& table, int64_t blocks) {
+        LaunchStream(table, blocks, quads, pass, stream());
+      });
+      Later(t.stream[1],
+            [this, pass](const LaunchTable& table, int64_t blocks) { LaunchStreamEnd(table, blocks, pass, stream()); });
+    }
+    for (int side = 0; side < 2; ++side) {
+      for (const PassTables& tables_of : tables) {
+        Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
+          if (!t.dense && t.mode == kFloat) {
+            LaunchCloudStep(table, blocks, t.planes, t.dim, context_->device().compute_major == 9, side, pass,
+                            stream());
+          } else {
+            LaunchHalfStep(table, blocks, t.dense, t.mode, side, pass, 0, stream());
+          }
+        });
+      }
+    }
+  }
+
+  Table AcceleratedOf(const Set& set) {
+    const Set chosen = Among(set, [](const TransportResident& r) { return IsAccelerated(r.job()); });
+    return TableOf(chosen, [](const Job& job) { return job.count; });
+  }
+
+  void RunOnChip(const Set& set, int64_t iterations) {
+    const int chunks = static_cast<int>(CeilDiv(iterations, kOnChipChunk));
+    for (bool dense : {false, true}) {
+      for (int tiles = 1; tiles <= kOnChipTilesMost; tiles *= 2) {
+        const Set chosen = Among(set, [&](const TransportResident& r) {
+          return r.job().dense == dense && OnChipTiles(r.job()) == tiles && r.Has(kFloat);
+        });
+        const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
+        Later(table,
+              [=](const LaunchTable& t, int64_t blocks) { LaunchOnChip(t, blocks, dense, tiles, chunks, stream()); });
+      }
+    }
+  }
+
+  void Iterate(double slice_seconds) {
+    Set set = Select([](const TransportResident& r) { return r.stage() == Stage::kIterate; });
+    if (set.empty()) return;
+    double seconds = 0;
+    for (int k : set) seconds += IterationSeconds(residents_[k]->job());
+    const int64_t iterations =
+        std::max<int64_t>(1, static_cast<int64_t>(std::min(1e6, slice_seconds / (seconds + 2 * kLaunchSeconds))));
+    std::vector<int64_t> allowance(residents_.size(), 0);
+    int64_t most = 0;
+    for (int k : set) {
+      allowance[k] = residents_[k]->Allowance();
+      if (residents_[k]->OnChip()) most = std::max(most, std::min(iterations, allowance[k]));
+    }
+    RunOnChip(set, most);
+    Set passing;  // Not on the chip alone.
+    for (int k : set) {
+      TransportResident* r = residents_[k];
+      if (!r->OnChip() || r->Has(kMixed)) {
+        passing.push_back(k);
+        continue;
+      }
+      r->CountPasses(CeilDiv(most, kOnChipChunk) * kOnChipChunk);
+      if (r->passes_left() == 0) r->EndIterations();
+    }
+    set = passing;
+    std::vector<PassTables> tables = TablesOf(set);
+    Table accelerated = AcceleratedOf(set);
+    for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
+      RunPass(tables, Pass::kIterate);
+      Later(accelerated, [this](const LaunchTable& t, int64_t blocks) { LaunchAnderson(t, blocks, stream()); });
+      Set left;
+      for (int k : set) {
+        residents_[k]->CountPasses(1);
+        if (residents_[k]->passes_left() == 0) residents_[k]->EndIterations();
+        if (done + 1 < allowance[k]) left.push_back(k);
+      }
+      if (left.size() == set.size()) continue;
+      set = left;
+      tables = TablesOf(set);
+      accelerated = AcceleratedOf(set);
+    }
+  }
+
+  void Finish(const Set& set) {
+    if (set.empty()) return;
+    RunPass(TablesOf(set), Pass::kMeasure);
+    for (int side = 0; side < 2; ++side) {
+      for (bool dense : {false, true}) {
+        for (Mode mode : {kFloat, kMixed, kDouble}) {
+          const Set chosen = Among(set, [&](const TransportResident& r) {
+            return r.job().dense == dense && r.Has(mode) && ApplyBlocks(r.job(), mode, side) > 0;
+          });
+          const Table table =
+              TableOf(chosen, [side, mode](const Job& job) { return job.count * ApplyBlocks(job, mode, side); });
+          Later(table,
+                [=](const LaunchTable& t, int64_t blocks) { LaunchApply(t, blocks, dense, mode, side, stream()); });
+        }
+      }
+    }
+    Gradients(set);
+    Bound(Among(set, [](const TransportResident& r) { return r.job().wants_bound; }));
+    const Table store = TableOf(set, [](const Job& job) { return job.count * StoreBlocks(job); });
+    Later(store, [=](const LaunchTable& t, int64_t blocks) { LaunchStore(t, blocks, stream()); });
+    const Table scalars = TableOf(set, [](const Job& job) { return job.count; });
+    Later(scalars, [=](const LaunchTable& t, int64_t blocks) { LaunchScalars(t, blocks, stream()); });
+  }
+
+  void Gradients(const Set& set) {
+    for (int side = 0; side < 2; ++side) {
+      for (int planes : {1, 2}) {
+        for (int dim : {16, 32, kDepth, 2 * kDepth}) {  // Of every kind one.
+          const Set chosen = Among(set, [&](const TransportResident& r) {
+            const Job& job = r.job();
+            return r.Has(kFloat) && HasGradientKernel(job, kFloat) && GradientBlocks(job, side) > 0 &&
+                   PlanesOf(job) == planes && CloudRowBytes(job.dim) == CloudRowBytes(dim) &&
+                   (CloudDepths(job.dim) > 1) == (CloudDepths(dim) > 1);
+          });
+          const Table table = TableOf(chosen, [side](const Job& job) { return GradientBlocks(job, side); });
+          Later(table,
+                [=](const LaunchTable& t, int64_t blocks) { LaunchGradient(t, blocks, planes, dim, side, stream()); });
+        }
+      }
+    }
+  }
+
+  // BoundStart, three passes for sums, and the value; scalars add it up.
+  void Bound(const Set& set) {
+    for (bool dense : {false, true}) {
+      const Set chosen = Among(set, [&](const TransportResident& r) { return r.job().dense == dense; });
+      if (chosen.empty()) continue;
+      const Table start =
+          TableOf(chosen, [](const Job& job) { return job.count * (RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1)); });
+      Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundStart(t, blocks, stream()); });
+      for (int step = 0; step < 3; ++step) {
+        const int side = step == 1 ? 1 : 0;
+        const Table pass = TableOf(chosen, [side](const Job& job) {
+          return job.count * int64_t{RowBlocks(job, 0, side)} * Splits(job, 0, side);
+        });
+        Later(pass, [=](const LaunchTable& t, int64_t blocks) {
+          LaunchHalfStep(t, blocks, dense, kDouble, side, Pass::kBound, step, stream());
+        });
+      }
+      const Table value = TableOf(chosen, [](const Job& job) { return job.count * BoundBlocks(job); });
+      Later(value, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundValue(t, blocks, dense, stream()); });
+    }
+  }
+
+  void Report(const Set& preparing, const Set& finishing) {
+    void* address = nullptr;
+    auto* reports = static_cast<JobReport*>(context_->HostVisible(residents_.size() * sizeof(JobReport), &address));
+    auto* device_reports = static_cast<JobReport*>(address);
+    const Table table = TableOf(Select([](const TransportResident&) { return true; }), [](const Job&) { return 1; });
+    Later(table, [=](const LaunchTable& t, int64_t) { LaunchReport(t, device_reports, stream()); });
+    for (size_t k = 0; k < residents_.size(); ++k) {
+      const int number = static_cast<int>(k);
+      residents_[k]->ExpectReport(&reports[k], std::binary_search(preparing.begin(), preparing.end(), number),
+                                  std::binary_search(finishing.begin(), finishing.end(), number));
+    }
+  }
+
+  LaunchContext* context_;
+  std::vector<TransportResident*> residents_;
+  std::vector<char> bytes_;  // Descriptors.
+  size_t jobs_ = 0;          // Where those of all residents are.
+  std::vector<std::pair<Table, std::function<void(const LaunchTable&, int64_t)>>> launches_;
+};
+
+}  // namespace
+
+absl::Status LaunchSlice(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context) {
+  return Slice(residents, context).Run(slice_seconds);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn

@@ -1,0 +1,81 @@
+"""FlashSinkhorn (pip: flash-sinkhorn) on the clouds of gpu_transport: one JSON line a row, as gpu_transport prints.
+
+    python gpu_transport_peer.py [SECONDS] >> lines
+
+Ten alternating iterations, forward, timed by CUDA events, median of repeats after the calls that tune it. Potentials
+are compared with the same iterations in float64 where a dense matrix of them fits. Rows end when SECONDS are over.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import flash_sinkhorn
+import torch
+
+EPSILON, ITERATIONS = 0.1, 10
+# n, d, TF32; the most telling first.
+ROWS = [(10000, 64, True), (10000, 64, False), (50000, 64, True), (10000, 512, True), (4096, 784, True),
+        (1024, 64, True), (10000, 128, True), (10000, 3, False), (4096, 64, False)]
+
+
+def exact(x, y):
+    """The potentials after the same iterations in float64."""
+    x, y = x.double(), y.double()
+    cost = (x * x).sum(1)[:, None] + (y * y).sum(1)[None, :] - 2 * x @ y.T
+    f, g = torch.zeros(len(x), device="cuda").double(), torch.zeros(len(y), device="cuda").double()
+    for _ in range(ITERATIONS):
+        f = -EPSILON * (torch.logsumexp((g[None, :] - cost) / EPSILON, 1) - torch.log(torch.tensor(float(len(y)))))
+        g = -EPSILON * (torch.logsumexp((f[:, None] - cost) / EPSILON, 0) - torch.log(torch.tensor(float(len(x)))))
+    return f, g
+
+
+def milliseconds(solve, repeats):
+    """The median of single calls."""
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        solve()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def measure(count, dim, tf32):
+    """One row."""
+    torch.manual_seed(7)
+    x, y = torch.rand(count, dim, device="cuda"), torch.rand(count, dim, device="cuda")
+    options = {"backend": "alternating", "use_epsilon_scaling": False, "eps": EPSILON, "n_iters": ITERATIONS,
+               "allow_tf32": tf32, "half_cost": False}
+    error = -1
+    if count <= 10000:
+        f, g = flash_sinkhorn.SamplesLoss(potentials=True, **options)(x, y)
+        f64, g64 = exact(x, y)
+        # They share one free constant.
+        constant = (f.double() - f64).mean() - (g.double() - g64).mean()
+        error = max((f.double() - f64 - constant / 2).abs().max().item(),
+                    (g.double() - g64 + constant / 2).abs().max().item()) / EPSILON
+        del f64, g64
+    solver = flash_sinkhorn.SamplesLoss(**options)
+    with torch.no_grad():
+        for _ in range(3):
+            solver(x, y)
+        torch.cuda.synchronize()
+        median = milliseconds(lambda: solver(x, y), 5 if count > 10000 else 15)
+    print(json.dumps({"name": "flash", "n": count, "dim": dim, "tf32": tf32, "median_ms": median, "error_eps": error,
+                      "version": flash_sinkhorn.__version__}), flush=True)
+
+
+def main():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    end = time.monotonic() + (float(sys.argv[1]) if len(sys.argv) > 1 else 1e9)
+    for row in ROWS:
+        if time.monotonic() < end:
+            measure(*row)
+
+
+if __name__ == "__main__":
+    main()
