@@ -1,3 +1,4 @@
+// In order: the task, the kernel, blocks and memory, predictions.
 #include <cmath>
 #include <limits>
 
@@ -12,6 +13,12 @@ namespace {
 constexpr int64_t kWorkspaceLimit = int64_t{1} << 30;  // Of the slots of one problem.
 constexpr int64_t kSlotsPerMultiprocessor = 4;
 constexpr int32_t kPlainSide = 64;
+constexpr int64_t kStaticSharedBytes = 4 << 10;  // Of any kernel.
+
+// That a block may have.
+int64_t SharedBytes(const DeviceInfo& device) {
+  return device.smem_per_block_bytes > 0 ? device.smem_per_block_bytes : 99 << 10;
+}
 
 int64_t Padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -119,6 +126,8 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
 
   if (shape.kernel == Kernel::kStream) {
     shape.size = StreamIndex(std::max(task.n, task.m));
+    // Where K does not fit into shared memory, the next larger matrices' kernel reads it from L2.
+    if (StreamSharedBytes(shape.size, task.rows) + kStaticSharedBytes > SharedBytes(device)) ++shape.size;
     shape.redo_bytes = Padded(4 * task.count);
     shape.redo_members = 1;
     shape.first_slot_bytes = StreamSlotBytes(shape.size, task);
@@ -138,7 +147,8 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   if (task.unrolled) {
     const int64_t history =
         plain ? PlainHistoryBytes(shape.size, task.iterations) : HistoryBytes(shape.size, task.iterations);
-    if (history <= SharedHistoryBytes()) {
+    const int64_t room = SharedBytes(device) - kStaticSharedBytes - (shape.size > 3 ? 64 << 10 : 40 << 10);  // Buffers.
+    if (history <= std::min(SharedHistoryBytes(), room)) {
       shape.shared_bytes = history;
     } else {
       shape.first_slot_bytes = history;
@@ -181,8 +191,9 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
   if (shape.kernel == Kernel::kStream) {
     const double area = static_cast<double>(task.rows) * (64 << shape.size);
     const double rounds = std::ceil(static_cast<double>(task.count) / shape.blocks);
-    const double iteration = 1.5e-6 + area / 32e9 * (shape.size > 1 ? 1 : .25);
-    return 1e-5 + rounds * (task.unrolled ? 3 : 1) * task.iterations * iteration;
+    // Where the matrix is read from memory each time it is memory's rate; a start and an end cost about six iterations.
+    const double iteration = 1.5e-6 + area / (shape.size > 2 ? 9e9 : 32e9) * (shape.size > 1 ? 1 : .25);
+    return 1e-5 + rounds * ((task.unrolled ? 3 : 1) * task.iterations + 6) * iteration;
   }
   const double side = 4 << shape.size, area = side * side;
   const double factor = (shape.kernel == Kernel::kPlain ? 1 : 1.5) * (task.unrolled ? 3.2 : task.implicit ? 2.5 : 1);
