@@ -77,13 +77,21 @@ ABSL_FLAG(absl::Duration, max_connection_age, absl::Minutes(5),
           "Age at which a connection is asked to go, so that clients spread over new replicas. 'inf': never.");
 ABSL_FLAG(absl::Duration, max_connection_age_grace, absl::Seconds(60),
           "What calls on such a connection have to finish.");
-ABSL_FLAG(bool, reflection, true, "Serve gRPC reflection, which lets generic clients discover the service.");
+ABSL_FLAG(bool, reflection, true,
+          "Serve gRPC reflection, which lets generic clients discover the service. With --auth_token_file the default "
+          "is not to: reflection asks nobody for a token.");
 ABSL_FLAG(bool, log_requests, false, "Log a line for each request. Errors of the server are logged in any case.");
 ABSL_FLAG(std::string, tls_cert, "",
           "Certificate chain, PEM. Set with --tls_key: serve TLS. Reread while serving when it changes.");
 ABSL_FLAG(std::string, tls_key, "", "Private key of --tls_cert, PEM.");
 ABSL_FLAG(std::string, tls_client_ca, "",
           "Certificates, PEM, by which clients must be signed. Empty: clients need none.");
+
+ABSL_FLAG(
+    std::string, auth_token_file, "",
+    "File of bearer tokens, one a line: calls need 'authorization: Bearer TOKEN' with one of them, but for health "
+    "checks. Reread while serving when it changes. Empty: no call needs any. Without TLS the tokens travel in the "
+    "open.");
 
 // ---- Shutdown ----
 ABSL_FLAG(
@@ -223,6 +231,9 @@ void ConfigureUsage() {
 
 absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   ConfigureUsage();
+  const bool asked_for_reflection = std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
+    return absl::StartsWith(argument, "--reflection") || absl::StartsWith(argument, "-reflection");
+  });
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   Checker checker;
   if (rest.size() > 1) checker.Complain(absl::StrCat("takes flags only; got '", rest[1], "'"));
@@ -244,7 +255,8 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   config.service.version = kVersion;
   config.service.commit = kCommit;
   config.keepalive_time_ms = IN_RANGE(keepalive_time_ms, 1, 0x7fffffff);
-  config.reflection = absl::GetFlag(FLAGS_reflection);
+  config.auth_token_file = absl::GetFlag(FLAGS_auth_token_file);
+  config.reflection = absl::GetFlag(FLAGS_reflection) && (config.auth_token_file.empty() || asked_for_reflection);
   config.drain_grace = checker.NonNegative(FLAGS_drain_grace, "drain_grace");
   config.drain_timeout = checker.NonNegative(FLAGS_drain_timeout, "drain_timeout");
   config.max_connection_age = checker.NonNegative(FLAGS_max_connection_age, "max_connection_age");

@@ -36,6 +36,7 @@ struct Config {
   SchedulerOptions scheduler;  // max_working_bytes 0: by the device.
   ServiceOptions service;
   TlsFiles tls;
+  std::string auth_token_file;  // Empty: calls need no token.
   absl::Duration drain_grace, drain_timeout;
   absl::Duration max_connection_age, max_connection_age_grace;
   int keepalive_time_ms = 0;

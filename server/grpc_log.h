@@ -1,6 +1,6 @@
 // gRPC's own messages, such as failed TLS handshakes, as lines of the server's log.
 //
-//   {"time":"...","severity":"WARNING","event":"grpc","where":"ssl_transport_security.cc:1501","message":"Handshake failed ..."}
+//   {"time":"...","severity":"WARNING","event":"grpc","where":"ssl_transport_security.cc:1501","message":"..."}
 #ifndef SINKHORN_SERVER_GRPC_LOG_H_
 #define SINKHORN_SERVER_GRPC_LOG_H_
 

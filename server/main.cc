@@ -2,7 +2,8 @@
 //
 // Start: listens at once but refuses solves (WARMING) until the golden problems are solved right. Stop (SIGTERM or
 // SIGINT): health says NOT_SERVING and requests are still taken for --drain_grace; then they are refused, what was
-// accepted has --drain_timeout to finish, and the process exits 0. A second signal exits at once. A lost device: exit 1.
+// accepted has --drain_timeout to finish, and the process exits 0. A second signal exits at once. A lost device: exit
+// 1.
 #include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -50,9 +51,9 @@ constexpr int kExitUsage = 2;
 constexpr int kExitSecondSignal = 143;  // 128 + SIGTERM.
 constexpr int kDeviceLostSignal = SIGUSR1;
 constexpr absl::Duration kGoldenTimeout = absl::Seconds(60);
-// Before the server goes there should be a silence, in which clients that hear that it drains have gone elsewhere. But no
-// longer wait than this: while it refuses, clients that take replicas in turns come back with each attempt, and five are
-// over in 1.5 s.
+// Before the server goes there should be a silence, in which clients that hear that it drains have gone elsewhere. But
+// no longer wait than this: while it refuses, clients that take replicas in turns come back with each attempt, and five
+// are over in 1.5 s.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
 constexpr absl::Duration kSilenceTimeout = absl::Milliseconds(500);
 constexpr absl::Duration kFlushTimeout = absl::Seconds(2);  // For replies still being sent when all is answered.
@@ -238,6 +239,11 @@ absl::Status Process::StartDevices() {
 absl::Status Process::Start() {
   if (absl::Status status = StartDevices(); !status.ok()) return status;
   ServiceOptions options = config_.service;
+  if (!config_.auth_token_file.empty()) {
+    auto tokens = Tokens::Load(config_.auth_token_file);
+    if (!tokens.ok()) return tokens.status();
+    options.tokens = *std::move(tokens);
+  }
   options.on_device_lost = [] { kill(getpid(), kDeviceLostSignal); };
   service_ = std::make_unique<SinkhornServer>(executors_.get(), &metrics_, options);
   AddServerGauges(service_.get(), executors_.get(), {options.version, options.commit, SINKHORN_HAVE_CUDA != 0},
@@ -283,9 +289,9 @@ void Process::Drain() {
 // Refuses new requests, gives accepted ones `timeout` to finish and their replies kFlushTimeout to be sent, ends the
 // rest with UNAVAILABLE, and exits.
 //
-// The kernel then closes the connections, which clients read as UNAVAILABLE and try elsewhere. gRPC's own shutdown would
-// answer calls that arrive while it lasts with CANCELLED, which nobody tries again; and clients that have no reason to
-// stop calling never leave it a moment without any.
+// The kernel then closes the connections, which clients read as UNAVAILABLE and try elsewhere. gRPC's own shutdown
+// would answer calls that arrive while it lasts with CANCELLED, which nobody tries again; and clients that have no
+// reason to stop calling never leave it a moment without any.
 void Process::Leave(absl::Duration timeout, int exit_code) {
   service_->SetState(ServiceState::kStopping);
   const bool idle = service_->AwaitIdle(absl::Now() + timeout);

@@ -80,11 +80,12 @@ class SinkhornServer::Rpc final : public Base {
                                           v1::GetServerInfoResponse* response) override {
     const absl::Time started = absl::Now();
     context_.metrics->calls_started.With({kGetServerInfoMethod})->Add();
-    FillInfo(response);
-    context_.metrics->call_seconds.With({kGetServerInfoMethod, "OK"})
+    const grpc::Status status = context_.Allow(*rpc) ? grpc::Status::OK : ToGrpcStatus(Unauthenticated());
+    if (status.ok()) FillInfo(response);
+    context_.metrics->call_seconds.With({kGetServerInfoMethod, GrpcCodeName(status.error_code())})
         ->Observe(absl::ToDoubleSeconds(absl::Now() - started));
     grpc::ServerUnaryReactor* reactor = rpc->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
+    reactor->Finish(status);
     return reactor;
   }
 

@@ -18,6 +18,7 @@
 #include "server/executors.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
+#include "server/tokens.h"
 #include "server/validate.h"
 
 namespace sinkhorn {
@@ -39,6 +40,8 @@ struct ServiceOptions {
   std::string commit;
   // Called once when the device is lost. In-flight requests have got or will get UNAVAILABLE.
   std::function<void()> on_device_lost;
+  // Callers need one of these tokens. Null: nobody needs any.
+  std::shared_ptr<Tokens> tokens;
 };
 
 enum class ServiceState {

@@ -103,6 +103,7 @@ void SolveCall::Start(grpc::ByteBuffer* message) {
   context_->arrivals.fetch_add(1);
   context_->in_flight.fetch_add(1);  // Before the state is read: whoever waits for idleness first sets the state.
   Ref();                             // Released by Finish.
+  if (!allowed_) return Fail(Unauthenticated());
   switch (context_->state.load()) {
     case ServiceState::kWarming:
       return Fail(Warming());

@@ -52,6 +52,7 @@ class SolveCall {
 
   // Before Start.
   void set_deadline(absl::Time deadline) { deadline_ = deadline; }
+  void set_allowed(bool allowed) { allowed_ = allowed; }
 
   ServiceContext* const context_;
   const std::string& request_id() const { return request_id_; }
@@ -77,6 +78,7 @@ class SolveCall {
   const char* ProblemName() const;
 
   absl::Time deadline_;
+  bool allowed_ = true;  // The caller may call.
   const bool in_stream_;
   const Executor* executor_;  // Whose device solves it; chosen when it is decoded.
   absl::Time arrived_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/log.h"
 
@@ -12,9 +13,9 @@ namespace sinkhorn {
 namespace {
 
 // Reasons of errors (status.h): those that a request may get before it is queued, and later.
-constexpr const char* kRejected[] = {"INVALID_FIELD",       "PROBLEM_TOO_LARGE", "QUEUE_FULL",
-                                     "INFEASIBLE_DEADLINE", "WARMING",           "DRAINING",
-                                     "DEVICE_LOST",         "DEVICE_MEMORY",     "INTERNAL"};
+constexpr const char* kRejected[] = {"INVALID_FIELD", "PROBLEM_TOO_LARGE", "QUEUE_FULL",  "INFEASIBLE_DEADLINE",
+                                     "WARMING",       "DRAINING",          "DEVICE_LOST", "DEVICE_MEMORY",
+                                     "INTERNAL",      "UNAUTHENTICATED"};
 constexpr const char* kFailed[] = {"EXPIRED", "CANCELLED", "DIVERGED"};
 
 // Makes what is known in advance: a rate of a counter that first appears at 1 misses that one.
@@ -84,6 +85,23 @@ bool ServiceContext::TryHold(int64_t bytes, HeldBytes* held) {
   held->total_ = held_;
   held->bytes_ = bytes;
   return true;
+}
+
+bool ServiceContext::Allow(const grpc::ServerContextBase& rpc) {
+  if (options.tokens == nullptr) return true;
+  const auto header = rpc.client_metadata().find("authorization");
+  const bool none = header == rpc.client_metadata().end();
+  if (!none && options.tokens->Allow({header->second.data(), header->second.size()})) return true;
+  strangers_.fetch_add(1);
+  const int64_t now = absl::ToUnixNanos(absl::Now());
+  int64_t last = stranger_logged_ns_.load();
+  if (now - last >= 1000000000 && stranger_logged_ns_.compare_exchange_strong(last, now)) {
+    Log(Severity::kWarning, "unauthenticated",
+        {{"peer", rpc.peer()},
+         {"why", none ? "no token" : "wrong token"},
+         {"calls", absl::StrCat(strangers_.exchange(0))}});
+  }
+  return false;
 }
 
 void ServiceContext::DeviceLost() {

@@ -62,6 +62,8 @@ class ServiceContext {
   // Reports that the device is lost: once.
   void DeviceLost();
   bool device_lost() const { return device_lost_.load(); }
+  // Whether the caller may call. If not, that is counted and logged, but not more than once a second.
+  bool Allow(const grpc::ServerContextBase& rpc);
   // Counts a finished Solve call.
   void CallFinished(grpc::StatusCode code, absl::Duration duration);
   // Logs a bug of ours and makes the error that refers to it.
@@ -89,6 +91,7 @@ class ServiceContext {
   std::atomic<int64_t> pending_{0};
   const std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
   std::atomic<bool> device_lost_{false};
+  std::atomic<int64_t> stranger_logged_ns_{0}, strangers_{0};
   std::atomic<uint64_t> next_incident_;
   Eigen::ThreadPool pool_;  // Last: its threads end before anything else goes.
 };

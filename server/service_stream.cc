@@ -56,18 +56,18 @@ void StreamRegistry::EndAll() {
 // ---- The stream -----------------------------------------------------------------------------------------------------
 
 StreamCall::StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc)
-    : context_(context), registry_(registry), deadline_(DeadlineOf(rpc->deadline())) {
+    : context_(context), registry_(registry), deadline_(DeadlineOf(rpc->deadline())), allowed_(context->Allow(*rpc)) {
   context_->metrics->calls_started.With({kSolveStreamMethod})->Add();
   registry_->Add(this);
   {
     absl::MutexLock lock(&mutex_);
     ReadMore();
   }
-  EndIfDone();  // The server may be stopping already.
+  EndIfDone();  // The caller may be a stranger, or the server stopping already.
 }
 
 void StreamCall::ReadMore() {
-  if (reading_ || half_closed_ || broken_ || finished_) return;
+  if (!allowed_ || reading_ || half_closed_ || broken_ || finished_) return;
   if (context_->state.load() == ServiceState::kStopping) return;
   if (outstanding_ >= context_->options.stream_read_ahead_requests) return;
   if (outstanding_ > 0 && outstanding_bytes_ >= context_->options.stream_read_ahead_bytes) return;
@@ -166,9 +166,11 @@ void StreamCall::EndIfDone() {
   {
     absl::MutexLock lock(&mutex_);
     if (finished_ || writing_ || outstanding_ > 0) return;
-    if (!half_closed_ && !broken_ && !stopping) return;
+    if (allowed_ && !half_closed_ && !broken_ && !stopping) return;
     finished_ = true;
-    if (broken_) {
+    if (!allowed_) {
+      status = ToGrpcStatus(Unauthenticated());
+    } else if (broken_) {
       status = ToGrpcStatus(absl::Now() >= deadline_ ? Expired("stream") : Cancelled("stream"));
     } else if (!half_closed_) {
       status = ToGrpcStatus(Draining());

@@ -68,6 +68,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   ServiceContext* const context_;
   StreamRegistry* const registry_;
   const absl::Time deadline_;
+  const bool allowed_;  // The caller may call.
   const absl::Time started_ = absl::Now();
   std::atomic<int> references_{1};
 

@@ -25,6 +25,7 @@ void UnaryCall::OnArrived(bool ok) {
   started_ = absl::Now();
   context_->solve_started->Add();
   set_deadline(DeadlineOf(rpc_.deadline()));
+  set_allowed(context_->Allow(rpc_));
   Ref();  // Of OnDone.
   Ref();  // Of OnFinished.
   Start(&request_);

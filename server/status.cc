@@ -66,6 +66,11 @@ Error Cancelled(absl::string_view stage) {
   return error;
 }
 
+Error Unauthenticated() {
+  return Make(absl::StatusCode::kUnauthenticated, "UNAUTHENTICATED",
+              "authorization must be 'Bearer TOKEN' with a token of this server; got none or another");
+}
+
 Error Warming() {
   return Make(absl::StatusCode::kUnavailable, "WARMING", "the server is starting and not ready for solves yet");
 }

@@ -7,6 +7,7 @@
 //   cannot finish before the deadline    DEADLINE_EXCEEDED    INFEASIBLE_DEADLINE   no (pushback -1)
 //   deadline passed                      DEADLINE_EXCEEDED    EXPIRED               no
 //   client went away                     CANCELLED            CANCELLED             nobody to tell
+//   no token, or another             UNAUTHENTICATED      UNAUTHENTICATED       no
 //   starting, draining, device lost      UNAVAILABLE          WARMING, DRAINING, DEVICE_LOST   elsewhere
 //   no memory for this problem           RESOURCE_EXHAUSTED   DEVICE_MEMORY         yes
 //   the result is not finite             FAILED_PRECONDITION  DIVERGED              no
@@ -47,6 +48,7 @@ Error InfeasibleDeadline(absl::Duration left, absl::Duration needed);
 // `stage` is where the request was: "decode", "queue" or "running".
 Error Expired(absl::string_view stage);
 Error Cancelled(absl::string_view stage);
+Error Unauthenticated();
 Error Warming();
 Error Draining();
 Error DeviceLost(absl::string_view why);

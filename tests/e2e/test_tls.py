@@ -87,7 +87,10 @@ def test_server_certificate_alone(api, start, secret, request_message):
 STRANGERS = {
     "no certificate": (lambda authority: {}, "peer did not return a certificate"),
     "another authority's certificate": (lambda authority: client_of(trustme.CA()), "certificate verify failed"),
-    "an expired certificate": (lambda authority: client_of(authority, not_after=YESTERDAY), "certificate verify failed"),
+    "an expired certificate": (
+        lambda authority: client_of(authority, not_after=YESTERDAY),
+        "certificate verify failed",
+    ),
 }
 
 

@@ -26,6 +26,7 @@ TEST(StatusTest, Table) {
        "INFEASIBLE_DEADLINE", "-1"},
       {Expired("queue"), absl::StatusCode::kDeadlineExceeded, "EXPIRED", nullptr},
       {Cancelled("queue"), absl::StatusCode::kCancelled, "CANCELLED", nullptr},
+      {Unauthenticated(), absl::StatusCode::kUnauthenticated, "UNAUTHENTICATED", nullptr},
       {Warming(), absl::StatusCode::kUnavailable, "WARMING", nullptr},
       {Draining(), absl::StatusCode::kUnavailable, "DRAINING", nullptr},
       {DeviceLost("why"), absl::StatusCode::kUnavailable, "DEVICE_LOST", nullptr},
