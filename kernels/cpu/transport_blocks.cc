@@ -199,13 +199,14 @@ void PlanRows(const TransportState<TE, T>& state, int side, const int64_t* rows,
 }
 
 template <typename TE, typename T>
-void ScaledPlanRows(const TransportState<TE, T>& state, int side, const int64_t* rows, T* plan, double* sums, TE* max,
-                    TE* e, TE* workspace) {
+void ScaledPlanRows(const TransportState<TE, T>& state, int side, const int64_t* rows, T* plan, double* sums, TE* e,
+                    TE* workspace) {
   const TransportSide<TE, T>&own = state.side[side], &other = state.side[1 - side];
   const int64_t columns = state.cost.padded(1 - side);
   const TE zero[kRowBlock] = {};
+  TE max[kRowBlock];
   T exists[kRowBlock];
-  for (int r = 0; r < kRowBlock; ++r) exists[r] = rows[r] >= 0 && own.mass[rows[r]] > 0 ? T(1) : T(0);
+  for (int r = 0; r < kRowBlock; ++r) exists[r] = rows[r] >= 0 && own.penalty[rows[r]] == 0 ? T(1) : T(0);
   state.cost.Exponents(side, rows, state.epsilon, zero, other.term.data(), e, workspace);
   state.kernels.row_max(e, columns, other.penalty.data(), max);
   state.kernels.exp_rows(e, columns, max, other.weight.data(), plan, sums);
@@ -216,7 +217,7 @@ void ScaledPlanRows(const TransportState<TE, T>& state, int side, const int64_t*
   template bool SweepBlocks<TE, T>(TransportState<TE, T>*, int64_t, int64_t, T*, double*, Scratch*);          \
   template void LogSumExps<TE, T>(const TransportState<TE, T>&, int, const int64_t*, TE*, double*, Scratch*); \
   template void PlanRows<TE, T>(const TransportState<TE, T>&, int, const int64_t*, T*, double*, TE*);         \
-  template void ScaledPlanRows<TE, T>(const TransportState<TE, T>&, int, const int64_t*, T*, double*, TE*, TE*, TE*)
+  template void ScaledPlanRows<TE, T>(const TransportState<TE, T>&, int, const int64_t*, T*, double*, TE*, TE*)
 SINKHORN_INSTANTIATE(float, float);
 SINKHORN_INSTANTIATE(double, float);
 SINKHORN_INSTANTIATE(double, double);

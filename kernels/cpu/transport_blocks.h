@@ -32,11 +32,11 @@ void LogSumExps(const TransportState<TE, T>& state, int side, const int64_t* row
 template <typename TE, typename T>
 void PlanRows(const TransportState<TE, T>& state, int side, const int64_t* rows, T* plan, double* sums, TE* workspace);
 
-// The same with each row divided by any factor of its own, for rows so light that P keeps few of their digits.
-// 2^(max[r] + the row's potential) is that factor, `e` a block of exponents.
+// The same with each row multiplied by a factor of its own, for rows so light that P keeps few of their digits. `e`: a
+// block of exponents.
 template <typename TE, typename T>
-void ScaledPlanRows(const TransportState<TE, T>& state, int side, const int64_t* rows, T* plan, double* sums, TE* max,
-                    TE* e, TE* workspace);
+void ScaledPlanRows(const TransportState<TE, T>& state, int side, const int64_t* rows, T* plan, double* sums, TE* e,
+                    TE* workspace);
 
 }  // namespace cpu
 }  // namespace sinkhorn

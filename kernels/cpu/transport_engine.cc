@@ -125,7 +125,7 @@ void TransportEngine<TE, T>::SafeBlock(int64_t block, Scratch* scratch) {
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;
     const int64_t i = rows[r];
-    if (phase_ == Phase::kHugeSums) {
+    if (phase_ == Phase::kExtremeSums) {
       answer_.side[side_].ratio[i] = std::exp2(state_.Potential(side_, i) + max[r] + std::log2(sums[r]));
       continue;
     }
@@ -158,8 +158,8 @@ void TransportEngine<TE, T>::EndPhase() {
         y_.scaling[j] = ScalingOf<T>(y_.pending[j] - y_.frame[j]);
       }
       return Start(Phase::kMeasure);
-    case Phase::kHugeSums:
-      return side_ == 0 ? MeasureHugeSums(1) : Finish();
+    case Phase::kExtremeSums:
+      return side_ == 0 ? MeasureExtremeSums(1) : Finish();
     case Phase::kDone:
       return;
   }
@@ -379,18 +379,21 @@ void TransportEngine<TE, T>::EndMeasure() {
   }
   // Their potentials are exact half steps, which densities could not show.
   for (int64_t j : void_columns_) answer_.side[1].ratio[j] = state_.Target(1, j);
-  MeasureHugeSums(0);
+  MeasureExtremeSums(0);
 }
 
-// Far from the solution densities may have saturated; sums of them are made by log-sum-exps.
+// Far from the solution densities may have saturated, and those of light rows, whose scalings are up to 1 / kDrift on
+// either side, may have been flushed: such sums are made by log-sum-exps.
 template <typename TE, typename T>
-void TransportEngine<TE, T>::MeasureHugeSums(int side) {
+void TransportEngine<TE, T>::MeasureExtremeSums(int side) {
+  constexpr double kLight = sizeof(T) == sizeof(float) ? 0x1p-30 : 0x1p-890;  // Smallest number * kDrift^2 / rounding.
   list_.clear();
   for (int64_t i = 0; i < cost_.size(side); ++i) {
-    if (!(answer_.side[side].ratio[i] < kHuge)) list_.push_back(i);
+    const double ratio = answer_.side[side].ratio[i];
+    if (!(ratio >= kLight && ratio < kHuge)) list_.push_back(i);
   }
-  if (list_.empty()) return side == 0 ? MeasureHugeSums(1) : Finish();
-  Start(Phase::kHugeSums);
+  if (list_.empty()) return side == 0 ? MeasureExtremeSums(1) : Finish();
+  Start(Phase::kExtremeSums);
   side_ = side;
 }
 

@@ -54,8 +54,8 @@ class TransportEngine {
  private:
   // SafeRows, SafeColumns: an iteration (or the start) of symmetric updates by log-sum-exps. Measure: a sweep that
   // changes nothing. VoidColumns: potentials of columns without mass, which no sweep could give.
-  // HugeSums: what Measure could not sum.
-  enum class Phase { kSafeRows, kSafeColumns, kSweep, kBadColumns, kVoidColumns, kMeasure, kHugeSums, kDone };
+  // ExtremeSums: what Measure could not sum.
+  enum class Phase { kSafeRows, kSafeColumns, kSweep, kBadColumns, kVoidColumns, kMeasure, kExtremeSums, kDone };
 
   bool sweeping() const { return phase_ == Phase::kSweep || phase_ == Phase::kMeasure; }
   bool at_target() const { return state_.epsilon == solver_.epsilon; }
@@ -77,7 +77,7 @@ class TransportEngine {
   void SetEpsilon(double epsilon);
   void StopIterating();
   void EndMeasure();
-  void MeasureHugeSums(int side);
+  void MeasureExtremeSums(int side);
   void Finish();
 
   const CostSource<TE, T>& cost_;

@@ -283,16 +283,11 @@ void TypedMember<TE, T>::ApplyBlock(int64_t row, double* linear, Scratch* scratc
   const OutputView& projection = side == 0 ? out().projection_x : out().projection_y;
   if (which > 0 || !projection) return;
   // Last, since it may make the plan anew.
-  TE max[kRowBlock] = {};
-  const bool light = std::any_of(sums, sums + kRowBlock, [](double sum) { return sum < kLightRow; });
-  if (light) {
-    ScaledPlanRows(engines_[0]->state(), side, rows, plan, sums, max, e, workspace);
+  if (std::any_of(sums, sums + kRowBlock, [](double sum) { return sum < kLightRow; })) {
+    ScaledPlanRows(engines_[0]->state(), side, rows, plan, sums, e, workspace);
     kernels.multiply(plan, columns, points_.data(), points_width_, product);
   }
-  for (int r = 0; r < kRowBlock && rows[r] >= 0; ++r) {
-    const double factor = light ? std::exp2(max[r] + engines_[0]->state().Potential(side, rows[r])) : 1;
-    Project(rows[r], factor * sums[r] > 0 ? sums[r] : 0, product + r * points_width_);
-  }
+  for (int r = 0; r < kRowBlock && rows[r] >= 0; ++r) Project(rows[r], sums[r], product + r * points_width_);
 }
 
 // Barycentric projection sum_j P_ij y_j / r_i of point i from its row's mass, 0 where it has none, and product.

@@ -246,14 +246,24 @@ Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const 
   return PlanTimes(Swapped(problem), Exchanged(at), u, columns);
 }
 
+// A factor common to a row's entries cancels: with the largest exponential 1, rows of any mass have a projection.
 Vector ProjectionX(const Transport& problem, const Potentials& at) {
-  Vector projection = PlanTimes(problem, at, problem.y, problem.dim);
-  const Vector sums = PlanRowSums(problem, at);
+  Vector projection(problem.n * problem.dim, 0.0);
   for (int64_t i = 0; i < problem.n; ++i) {
-    for (int64_t k = 0; k < problem.dim; ++k) {
-      double& value = projection[i * problem.dim + k];
-      value = sums[i] > 0 ? value / sums[i] : 0.0;
+    if (!(problem.a[i] > 0)) continue;
+    double largest = -HUGE_VAL, sum = 0;
+    for (int64_t j = 0; j < problem.m; ++j) {
+      if (problem.b[j] > 0) largest = std::max(largest, at.g[j] - problem.Cost(i, j));
     }
+    for (int64_t j = 0; j < problem.m; ++j) {
+      if (!(problem.b[j] > 0)) continue;
+      const double weight = problem.b[j] * std::exp((at.g[j] - problem.Cost(i, j) - largest) / problem.solver.epsilon);
+      sum += weight;
+      for (int64_t k = 0; k < problem.dim; ++k) {
+        projection[i * problem.dim + k] += weight * problem.y[j * problem.dim + k];
+      }
+    }
+    for (int64_t k = 0; k < problem.dim; ++k) projection[i * problem.dim + k] /= sum;
   }
   return projection;
 }
