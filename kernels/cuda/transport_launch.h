@@ -25,7 +25,7 @@ void LaunchHalfStep(const LaunchTable& table, int64_t blocks, bool dense, Mode m
 
 // ---- transport_cloud.cu: the same for clouds in float32, by tensor cores -------------------------------------------
 // `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates. `dim`: the largest; either all
-// jobs have CloudDepths 1 or none. `hopper`: of compute capability 9.
+// jobs have CloudDepths 1 or none. `hopper`: HasHopperKernels().
 // Whether the code in use is Hopper's own, on the calling thread's device.
 bool HasHopperKernels();
 void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, Pass pass,

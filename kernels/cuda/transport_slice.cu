@@ -148,7 +148,8 @@ class Slice {
     Mode mode;
     int planes;  // Of clouds in float32.
     int dim;     // The largest.
-    int quads;   // Of streamed problems; 0: none.
+    bool hopper;
+    int quads;  // Of streamed problems; 0: none.
     Table stream[2];
     Table side[2];
   };
@@ -171,7 +172,8 @@ class Slice {
             return r.job().dense == dense && r.Has(mode) && !on_chip && KindOf(r.job()) == kind;
           });
           if (chosen.empty()) continue;
-          PassTables pass{dense, mode, PlanesOf(residents_[chosen[0]]->job()), 0, 0, {}, {}};
+          PassTables pass{
+              dense, mode, PlanesOf(residents_[chosen[0]]->job()), 0, residents_[chosen[0]]->job().hopper, 0, {}, {}};
           for (int k : chosen) pass.dim = std::max(pass.dim, residents_[k]->job().dim);
           if (mode == kFloat) AddStreams(chosen, &pass);
           for (int side = 0; side < 2; ++side) {
@@ -197,8 +199,7 @@ class Slice {
       for (const PassTables& tables_of : tables) {
         Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
           if (!t.dense && t.mode == kFloat) {
-            LaunchCloudStep(table, blocks, t.planes, t.dim, context_->device().compute_major == 9, side, pass,
-                            stream());
+            LaunchCloudStep(table, blocks, t.planes, t.dim, t.hopper, side, pass, stream());
           } else {
             LaunchHalfStep(table, blocks, t.dense, t.mode, side, pass, 0, stream());
           }
