@@ -114,8 +114,8 @@ TEST(Unrolled, EqualsFiniteDifferences) {
 // An added guard shrinks some rows by a factor per iteration, and the scalings drift: float32 loses them after a few dozen
 // iterations, float64 after a few hundred.
 TEST(Unrolled, RowsThatAnAddedGuardStarves) {
-  for (int iterations : {20, 36, 60, 500}) {
-    for (Shape shape : {Shape{40, 2}, Shape{2, 17}, Shape{300, 7}}) {
+  for (int iterations : {20, 36, 60, 300}) {
+    for (Shape shape : {Shape{40, 2}, Shape{2, 17}, Shape{150, 7}}) {
       for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
         Request request = RandomRequest(shape, 3, 1, precision);
         request.recipe = oracle::CustomRecipe(Start::kRowSoftmax, .84, Order::kRowColumn, Guard::kAdd, .47);
