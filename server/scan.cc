@@ -39,6 +39,8 @@ typename F::Bits Violates(typename F::Bits bits) {
       return (bits >= F::kInfinity) & (bits != F::kSign);
     case ElementRule::kFinitePositive:
       return static_cast<Bits>(bits - 1) >= F::kInfinity - 1;
+    case ElementRule::kNotNan:
+      return static_cast<Bits>(bits & ~F::kSign) > F::kInfinity;
   }
   return 0;
 }
@@ -67,6 +69,8 @@ int64_t FirstViolationOf(const void* data, int64_t count, ElementRule rule) {
       return FirstViolationOf<F, ElementRule::kFiniteNonNegative>(data, count);
     case ElementRule::kFinitePositive:
       return FirstViolationOf<F, ElementRule::kFinitePositive>(data, count);
+    case ElementRule::kNotNan:
+      return FirstViolationOf<F, ElementRule::kNotNan>(data, count);
   }
   return -1;
 }

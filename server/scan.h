@@ -1,4 +1,4 @@
-// Looks at every element of an input tensor: which breaks a rule, what is their total. Reads any alignment.
+// Looks at every element of a tensor: which breaks a rule, what is their total. Reads any alignment.
 #ifndef SINKHORN_SERVER_SCAN_H_
 #define SINKHORN_SERVER_SCAN_H_
 
@@ -8,7 +8,7 @@
 
 namespace sinkhorn {
 
-enum class ElementRule : uint8_t { kFinite, kFiniteNonNegative, kFinitePositive };
+enum class ElementRule : uint8_t { kFinite, kFiniteNonNegative, kFinitePositive, kNotNan };
 
 // Index of the first of `count` elements that breaks `rule`, or -1.
 int64_t FirstViolation(const TensorView& tensor, int64_t count, ElementRule rule);

@@ -1,7 +1,6 @@
 #include "server/service_call.h"
 
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -9,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/answer_check.h"
 #include "server/log.h"
 #include "server/wire.h"
 
@@ -69,12 +69,6 @@ void Fill(const Convergence& in, v1::Convergence* out) {
   out->set_marginal_error_a(in.marginal_error_a);
   out->set_marginal_error_b(in.marginal_error_b);
   out->set_stop_reason(ToProto(in.stop_reason));
-}
-
-bool AllFinite(const google::protobuf::RepeatedField<double>& values) {
-  double sum = 0;
-  for (double value : values) sum += value * 0;
-  return sum == 0;  // NaN if any was not finite.
 }
 
 google::protobuf::ArenaOptions InitialBlock(char* block, size_t size) {
@@ -298,7 +292,7 @@ bool SolveCall::IsLate() const {
 
 void SolveCall::Encode() {
   const absl::Time begin = absl::Now();
-  if (!IsFinite()) {
+  if (!IsAnswer(result_.report.convergence, *response_, prepared_)) {
     return Fail(
         Diverged("the result is not finite: the costs may be too large for this epsilon, or the masses too small; "
                  "raise epsilon, scale the inputs, or ask for precision DOUBLE"));
@@ -307,13 +301,6 @@ void SolveCall::Encode() {
   grpc::ByteBuffer reply = EncodeReply();
   context_->encode_seconds->Observe(absl::ToDoubleSeconds(absl::Now() - begin));
   Finish(nullptr, &reply);
-}
-
-// Backends say when a solve diverges; this is the last look at the numbers that every reply carries.
-bool SolveCall::IsFinite() const {
-  return std::isfinite(result_.report.convergence.marginal_error_a) &&
-         std::isfinite(result_.report.convergence.marginal_error_b) && AllFinite(response_->value()) &&
-         AllFinite(response_->value_linear());  // A bound may be infinite: it then bounds nothing.
 }
 
 void SolveCall::FillResponse() {

@@ -70,7 +70,6 @@ class SolveCall {
   bool IsLate() const;
   void Encode();
   void FillResponse();
-  bool IsFinite() const;
   grpc::ByteBuffer EncodeReply();
   void Fail(const Error& error);
   void Finish(const Error* error, grpc::ByteBuffer* reply);

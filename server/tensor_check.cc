@@ -17,21 +17,6 @@ using absl::StrCat;
 
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
 
-optional<DType> FromProto(v1::DataType dtype) {
-  switch (dtype) {
-    case v1::DATA_TYPE_FLOAT32:
-      return DType::kFloat32;
-    case v1::DATA_TYPE_FLOAT64:
-      return DType::kFloat64;
-    case v1::DATA_TYPE_FLOAT16:
-      return DType::kFloat16;
-    case v1::DATA_TYPE_BFLOAT16:
-      return DType::kBFloat16;
-    default:
-      return nullopt;
-  }
-}
-
 std::string ShapeText(const v1::Tensor& tensor) {
   if (tensor.shape_size() > kMaxRank) return StrCat(tensor.shape_size(), " dimensions");
   return StrCat("[", absl::StrJoin(tensor.shape(), ", "), "]");
@@ -55,6 +40,8 @@ const char* RuleText(ElementRule rule) {
       return "must be finite and >= 0";
     case ElementRule::kFinitePositive:
       return "must be finite and > 0";
+    case ElementRule::kNotNan:
+      return "must be a number";
   }
   return "";
 }
@@ -69,6 +56,21 @@ int64_t SaturatingProduct(int64_t a, int64_t b) {
 int64_t SaturatingSum(int64_t a, int64_t b) {
   int64_t sum;
   return __builtin_add_overflow(a, b, &sum) ? kSaturated : sum;
+}
+
+optional<DType> FromProto(v1::DataType dtype) {
+  switch (dtype) {
+    case v1::DATA_TYPE_FLOAT32:
+      return DType::kFloat32;
+    case v1::DATA_TYPE_FLOAT64:
+      return DType::kFloat64;
+    case v1::DATA_TYPE_FLOAT16:
+      return DType::kFloat16;
+    case v1::DATA_TYPE_BFLOAT16:
+      return DType::kBFloat16;
+    default:
+      return nullopt;
+  }
 }
 
 v1::DataType ToProto(DType dtype) {

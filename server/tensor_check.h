@@ -25,6 +25,8 @@ int64_t SaturatingProduct(int64_t a, int64_t b);
 int64_t SaturatingSum(int64_t a, int64_t b);
 
 v1::DataType ToProto(DType dtype);
+// Unset: none of them.
+absl::optional<DType> FromProto(v1::DataType dtype);
 
 // One trailing extent of a tensor: its name and where its value is. 0: not known yet, taken from this tensor.
 struct Extent {
