@@ -41,7 +41,7 @@ grpc::ChannelArguments Arguments(const ClientOptions& options) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // Or it stops after two, in the midst of a long solve.
   // gRPC's defaults, 1 s growing to 2 minutes and 20 s for an attempt, would find a restarted server late.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);  // For an attempt: handshakes on a busy machine take long.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.private_connections);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, options.use_http_proxy);

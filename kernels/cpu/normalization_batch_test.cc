@@ -1,5 +1,5 @@
-// Normalisation of requests: each member stops by itself and has the same bits in any company; every dtype, matrices cut
-// into blocks, failures, and how the work is cut.
+// Normalisation of requests: each member stops by itself and has the same bits in any company; every dtype, matrices
+// cut into blocks, failures, and how the work is cut.
 #include <algorithm>
 #include <memory>
 #include <vector>

@@ -57,8 +57,8 @@ class LinearSolver final : public ForwardSolver<LinearSolver<Layout>, Layout, fa
   V ColGuard() const { return hn::Load(D(), this->marginals_.col_guard.value); }
   V Inverse(V guard) const { return hn::Div(hn::Set(D(), T(1)), guard); }
 
-  // Lanes whose scalings are so large that their counterparts, which flushing takes, may count. With a guard both drift:
-  // only the product of theirs is bounded.
+  // Lanes whose scalings are so large that their counterparts, which flushing takes, may count. With a guard both
+  // drift: only the product of theirs is bounded.
   hn::Mask<D> Drifted() const {
     const D d;
     V largest = hn::Zero(d);

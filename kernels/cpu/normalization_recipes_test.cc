@@ -1,5 +1,5 @@
-// Normalisation by every recipe, forward and unrolled, against the float64 oracle, finite differences and a closed form,
-// on every instruction set.
+// Normalisation by every recipe, forward and unrolled, against the float64 oracle, finite differences and a closed
+// form, on every instruction set.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -111,8 +111,8 @@ TEST(Unrolled, EqualsFiniteDifferences) {
   }
 }
 
-// An added guard shrinks some rows by a factor per iteration, and the scalings drift: float32 loses them after a few dozen
-// iterations, float64 after a few hundred.
+// An added guard shrinks some rows by a factor per iteration, and the scalings drift: float32 loses them after a few
+// dozen iterations, float64 after a few hundred.
 TEST(Unrolled, RowsThatAnAddedGuardStarves) {
   for (int iterations : {20, 36, 60, 300}) {
     for (Shape shape : {Shape{40, 2}, Shape{2, 17}, Shape{150, 7}}) {

@@ -1,5 +1,5 @@
-// A translation unit that makes the solvers of one kind, for every target and for the layout that the shape calls for. It
-// says which before it includes this:
+// A translation unit that makes the solvers of one kind, for every target and for the layout that the shape calls for.
+// It says which before it includes this:
 //   SINKHORN_SOLVER_INL    where the solver is,
 //   SINKHORN_SOLVER        its class template, of a layout,
 //   SINKHORN_SOLVER_TYPE   the layout's numbers,

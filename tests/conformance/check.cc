@@ -105,8 +105,8 @@ class MemberCheck {
     const double plan_mass = Sum(PlanRowSums(problem_, at_));
     const double mass =
         TargetMass(problem_.a, at_.f, problem_.solver.rho_a) + TargetMass(problem_.b, at_.g, problem_.solver.rho_b);
-    // A sum of k float64 terms is wrong by k 2^-53 of their total at most, here and in the oracle; 1e-14 is far less than
-    // that for many terms.
+    // A sum of k float64 terms is wrong by k 2^-53 of their total at most, here and in the oracle; 1e-14 is far less
+    // than that for many terms.
     const double count = problem_.n + problem_.m;
     const double rounding = std::min(1e-14, 2 * (count + 4) * std::ldexp(1.0, -53));
     ExpectClose(Label("value"), answer_.value, {Value(problem_, at_)},
@@ -136,8 +136,8 @@ class MemberCheck {
     }
   }
 
-  // sum_i of the dual's terms a_i rho (1 - exp(-f_i / rho)); of those larger than a_i f_i the potentials' tolerance takes
-  // care.
+  // sum_i of the dual's terms a_i rho (1 - exp(-f_i / rho)); of those larger than a_i f_i the potentials' tolerance
+  // takes care.
   static double Terms(const Vector& mass, const Vector& potential, double rho) {
     double sum = 0;
     for (size_t i = 0; i < mass.size(); ++i) {

@@ -110,8 +110,8 @@ Case AnyTransport(uint64_t seed) {
 
 class RandomTest : public ConformanceTest {};
 
-// Seeds that found faults which the first rounds do not: light rows' sums and projections; saturated densities where there is
-// no mass; scalings that an added guard drives apart by 30 orders of magnitude.
+// Seeds that found faults which the first rounds do not: light rows' sums and projections; saturated densities where
+// there is no mass; scalings that an added guard drives apart by 30 orders of magnitude.
 constexpr int kTransportSeeds[] = {511, 2450, 3018, 8284};
 constexpr int kNormalizationSeeds[] = {1230, 1643};
 

@@ -55,7 +55,7 @@ CHANNEL_DEFAULTS: dict[str, Any] = {
     "grpc.http2.max_pings_without_data": 0,
     # Finds a server that was restarted within seconds; gRPC's own pause grows to two minutes, an attempt takes 20 s.
     "grpc.initial_reconnect_backoff_ms": 100,
-    "grpc.min_reconnect_backoff_ms": 1_000,
+    "grpc.min_reconnect_backoff_ms": 5_000,  # For an attempt: handshakes on a busy machine take long.
     "grpc.max_reconnect_backoff_ms": 1_000,
     "grpc.primary_user_agent": "sinkhorn-client-python",
 }
