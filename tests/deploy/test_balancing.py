@@ -27,18 +27,19 @@ class Host:
 
     def __init__(self, hub, name, address):
         self.hub, self.name, self.address = hub, name, address
-        self.command = ["ip", "netns", "exec", name]
+        # Not "ip netns exec", which also mounts, and so fails where the root is not a mount.
+        self.command = ["nsenter", f"--net=/run/netns/{name}"]
         ip("netns", "add", name)
 
     def join(self):
         name, hub, address = self.name, self.hub, self.address
         ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
         ip("link", "set", name, "master", hub, "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
-        ip("-n", name, "link", "set", "eth0", "up")
+        run(*self.command, "ip", "link", "set", "lo", "up")
+        run(*self.command, "ip", "address", "add", f"{address}/24", "dev", "eth0")
+        run(*self.command, "ip", "link", "set", "eth0", "up")
         # Known for good, or the first second of silence would end in "no route" rather than in silence.
-        link = json.loads(ip("-n", name, "-json", "link", "show", "eth0"))[0]["address"]
+        link = json.loads(run(*self.command, "ip", "-json", "link", "show", "eth0"))[0]["address"]
         ip("neighbour", "replace", address, "lladdr", link, "dev", hub, "nud", "permanent")
 
     def cut(self):
@@ -49,8 +50,12 @@ class Host:
         ip("link", "set", self.name, "master", self.hub)
 
 
+def run(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
+
+
 def ip(*arguments):
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=10).stdout
+    return run("ip", *arguments)
 
 
 @pytest.fixture(scope="module")
