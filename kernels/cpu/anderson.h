@@ -1,7 +1,7 @@
 // Anderson acceleration of alternating Sinkhorn updates (Anderson 1965, type II; for Sinkhorn: OTT).
 //
-// One iteration is a map g -> G(g) of the columns' potentials; near the solution it is linear and its residual r = G -
-// g falls by the slowest mode's rate. The next g is G less the combination of the last differences of G whose
+// One iteration is a map g -> G(g) of the columns' potentials; near the solution it is linear and its residual
+// r = G - g falls by the slowest mode's rate. The next g is G less the combination of the last differences of G whose
 // differences of r fit r best, in the norm of the masses: like a Krylov method it removes the few slow modes that a
 // well-conditioned problem has within as many iterations, and there is no factor to find out.
 //

@@ -116,7 +116,7 @@ TEST(CpuBackendTest, LargeProblemsReuseMemoryWithoutTraces) {
 
 // Relaxed and cut short far above epsilon, the sums of P and what they should be are both beyond all numbers: their
 // difference is no number, and vanished in a maximum with 0.
-TEST(CpuBackend, CertificateOfAnnealingCutShort) {
+TEST(CpuBackendTest, CertificateOfAnnealingCutShort) {
   for (bool debias : {false, true}) {
     Clouds clouds(1, 33, 37, 3, 2);
     SolverOptions& solver = clouds.problem.solver;

@@ -1,14 +1,13 @@
 // Exponentials, logarithms and reciprocals for every Highway target, float and double, as short polynomials.
 //
-//   function      float: relative error   double        domain
-//   Exp2, Exp     2e-7                    5e-16         any; 2^x for x < -126 (-1022) is 0, x > 127.99 (1023.9)
-//   saturates Exp2Bounded,  as above                as above      x < 128 (1024): no upper clamp; any lower bound
-//   ExpBounded
-//   ExpInRange    2e-7 + 2e-8 |x|                       |x| <= 85 (float only); anything may come out beyond. 8e-8 |x|
-//   where
-//                                                       multiplying and adding round apart: the scalar fallback
-//   Log2, Log     2e-7                    5e-16         normal x > 0; 0 gives -inf
-//   Reciprocal    1.2e-7                  2.3e-16       normal |x| whose reciprocal is normal; 0 may give inf or NaN
+//   function       float: rel. error   double     domain
+//   Exp2, Exp      2e-7                5e-16      any; 2^x is 0 for x < -126 (-1022), saturates for x > 127.99 (1023.9)
+//   Exp2Bounded,   2e-7                5e-16      x < 128 (1024): no upper clamp; any lower bound
+//     ExpBounded
+//   ExpInRange     2e-7 + 2e-8 |x|                |x| <= 85; anything may come out beyond; 8e-8 |x| where multiplying
+//                                                 and adding round apart (the scalar fallback)
+//   Log2, Log      2e-7                5e-16      normal x > 0; 0 gives -inf
+//   Reciprocal     1.2e-7              2.3e-16    normal |x| whose reciprocal is normal; 0 may give inf or NaN
 //
 // Exp2(0) = Exp(0) = 1 exactly. NaN stays NaN. Errors are checked by math_test.cc on every target that the machine
 // runs. Include it after hwy/highway.h, inside foreach_target translation units.

@@ -13,8 +13,7 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// ---- Small blocks
-// ------------------------------------------------------------------------------------------------------
+// ---- Small blocks --------------------------------------------------------------------------------------------------
 
 #if !defined(__SANITIZE_ADDRESS__)
 constexpr int kSmallestLog2 = 7;
@@ -78,8 +77,7 @@ void* AllocateSmall(size_t bytes) { return std::aligned_alloc(128, (bytes + 127)
 void FreeSmall(void* block, size_t) { std::free(block); }
 #endif
 
-// ---- Large blocks
-// ------------------------------------------------------------------------------------------------------
+// ---- Large blocks --------------------------------------------------------------------------------------------------
 
 struct Block {
   void* memory;

@@ -97,8 +97,9 @@ int64_t StageBytes(const NormalizationSpec& spec) {
 
 namespace {
 
-// ---- Cost model: nanoseconds on one AVX-512 core, fitted to measurements (65,536 x 4 x 4 ... 1,000 x 1,000)
-// ---------------
+// ---- Predicted seconds ---------------------------------------------------------------------------------------------
+// Nanoseconds on one AVX-512 core, fitted to measurements (65,536 x 4 x 4 ... 1,000 x 1,000).
+
 bool SolvedInDouble(const NormalizationSpec& spec) {
   return spec.problem.solver.precision == Precision::kDouble || spec.recipe.exact || spec.implicit;
 }

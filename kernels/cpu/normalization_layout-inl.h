@@ -1,7 +1,7 @@
 // Two layouts of matrices for SIMD, behind one set of names, so that an algorithm is written once.
 //
-//   LaneLayout  one matrix per lane: element (i, j) is a vector of the same element of `kLanes` matrices. Small
-//   matrices. RowLayout   one matrix: its rows are cut into vectors, padded to whole ones. Everything else.
+//   LaneLayout   small matrices, one per lane: element (i, j) is a vector of the same element of `kLanes` matrices.
+//   RowLayout    everything else, one matrix: its rows are cut into vectors, padded to whole ones.
 //
 // Either way a matrix row is `vectors()` vectors; a row quantity (one number per row) is read with LoadRow(x, i), which
 // gives all lanes their matrix's value, and a column quantity with LoadCol(x, jv). A "lane scalar" is a vector that

@@ -9,8 +9,9 @@
 // from it, and w goes towards what s asks for, since slower modes only show when faster ones are gone. Blocks in which
 // the residual grows take w back.
 //
-// A large w keeps fast modes alive, and the rounding of every iteration with them: the residual is then up to 1 / (2 -
-// w) times that of the slow modes. One plain iteration between blocks removes them and shows how far the solution is.
+// A large w keeps fast modes alive, and the rounding of every iteration with them: the residual is then up to
+// 1 / (2 - w) times that of the slow modes. One plain iteration between blocks removes them and shows how far the
+// solution is.
 #ifndef SINKHORN_KERNELS_CPU_RELAXATION_H_
 #define SINKHORN_KERNELS_CPU_RELAXATION_H_
 

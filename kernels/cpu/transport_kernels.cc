@@ -224,8 +224,7 @@ void ExpRows(const TE* e, int64_t columns, const TE* shift, const T* weights, T*
   }
 }
 
-// ---- Products with the plan
-// -------------------------------------------------------------------------------------------
+// ---- Products with the plan ----------------------------------------------------------------------------------------
 
 template <typename T>
 void Multiply(const T* HWY_RESTRICT p, int64_t columns, const T* HWY_RESTRICT v, int64_t width,

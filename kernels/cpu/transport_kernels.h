@@ -6,8 +6,7 @@
 // TE is the type of exponents, T that of densities and scalings: <float, float> (STRICT), <double, float> (STRICT where
 // the cost spans too many epsilons for float32 exponents), <double, double> (DOUBLE).
 //
-// Shapes    a block is kRowBlock rows by `columns`, a multiple of kColumnPad (both sides are padded, with terms of
-// kVoid,
+// Shapes    a block is kRowBlock rows by `columns`, a multiple of kColumnPad (both sides are padded, with terms kVoid,
 //           weights 0 and densities 0), laid out in tiles of kRowBlock x kTile, each row by row: see BlockIndex. A
 //           sweep reads a block as one stream. Base pointers are 64-byte aligned.
 // Accuracy  densities: 2e-7 (float) or 1e-15 (double) relative plus the rounding of the exponent; sums are kept in T

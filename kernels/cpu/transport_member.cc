@@ -170,8 +170,7 @@ void TypedMember<TE, T>::EndPhase() {
   }
 }
 
-// ---- Passes over the plan
-// -----------------------------------------------------------------------------------------------
+// ---- Passes over the plan ------------------------------------------------------------------------------------------
 
 template <typename TE, typename T>
 void TypedMember<TE, T>::PlanPasses() {

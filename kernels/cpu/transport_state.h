@@ -1,8 +1,8 @@
 // What the iterations of a transport problem work on: two sides with their frames, scalings and sums, and perhaps the
 // densities between them.
 //
-//   density T_ij = 2^(z_ij + frame_x[i] + frame_y[j]);   F = frame_x + log2 u, G = frame_y + log2 v   (potentials, base
-//   2, / epsilon)
+//   density T_ij = 2^(z_ij + frame_x[i] + frame_y[j])
+//   F = frame_x + log2 u,  G = frame_y + log2 v          potentials, base 2, / epsilon
 //
 // Frames are potentials frozen when densities were computed; while the scalings u, v stay within 2^+-kDrift a cached T
 // serves all iterations.
