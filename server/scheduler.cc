@@ -13,7 +13,7 @@
 namespace sinkhorn {
 namespace {
 
-constexpr double kMaxPredictedSeconds = 1e6;  // Keeps sums of nanoseconds far from overflow, whatever a backend says.
+constexpr double kMaxPredictedSeconds = 1e6;  // Keeps sums of nanoseconds far from overflow.
 constexpr absl::Duration kMaxPushback = absl::Minutes(1);
 
 // For wait_for, which overflows with very long waits.
@@ -40,7 +40,8 @@ Scheduler::Impl::Impl(Backend* backend, Clock* clock, const SchedulerOptions& op
       options_(options),
       on_round_(std::move(on_round)),
       lanes_(std::max(1, backend->lanes())),
-      queue_(std::max<int64_t>(1, options.window)) {
+      queue_(std::max<int64_t>(1, options.window)),
+      costs_(backend) {
   for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].index = static_cast<int>(i);
 }
 
@@ -49,9 +50,7 @@ Scheduler::Impl::Impl(Backend* backend, Clock* clock, const SchedulerOptions& op
 absl::Status Scheduler::Impl::Submit(Task* task, TaskId* id) {
   auto scheduled = std::make_unique<ScheduledTask>();
   scheduled->working_bytes = backend_->WorkingBytes(task->problem);
-  const double predicted = backend_->PredictedSeconds(task->problem);
-  // !(x > 0) rather than x <= 0: NaN too.
-  scheduled->predicted_ns = !(predicted > 0) ? 0 : std::llround(std::min(predicted, kMaxPredictedSeconds) * 1e9);
+  scheduled->formula = costs_.FormulaOf(task->problem);
   scheduled->submitted = clock_->Now();
 
   Lane* sleeper = nullptr;
@@ -59,6 +58,8 @@ absl::Status Scheduler::Impl::Submit(Task* task, TaskId* id) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (absl::Status s = Refusal(*task, scheduled->submitted); !s.ok()) return s;
     *id = scheduled->id = ++last_id_;
+    const double predicted = scheduled->formula.seconds * costs_.ratio(scheduled->formula.problem_class);
+    scheduled->predicted_ns = std::llround(std::min(predicted, kMaxPredictedSeconds) * 1e9);
     scheduled->task = std::move(*task);
     bytes_ += scheduled->task.bytes;
     load_ns_.fetch_add(scheduled->predicted_ns, std::memory_order_relaxed);
@@ -169,9 +170,9 @@ void Scheduler::Impl::Stop() {
 
 // ---- What others want to know -------------------------------------------------------------------------------------
 
-// Predicted work as seconds of the whole backend, corrected by what has been measured.
+// Predicted work as seconds of the whole backend.
 double Scheduler::Impl::LaneSeconds(int64_t predicted_ns) const {
-  return static_cast<double>(predicted_ns) * 1e-9 * calibration_.ratio() / static_cast<double>(lanes_.size());
+  return static_cast<double>(predicted_ns) * 1e-9 / static_cast<double>(lanes_.size());
 }
 
 absl::Duration Scheduler::Impl::PushbackHint() const {

@@ -97,7 +97,7 @@ struct SchedulerStats {
   int64_t resident_requests = 0, resident_problems = 0;  // On all lanes.
   int64_t bytes = 0;                                     // Of waiting and resident tasks.
   int64_t working_bytes = 0;                             // Of residents.
-  // The backend's predictions for what waits, times the measured ratio of real to predicted seconds, over the lanes.
+  // Predicted by the cost model (cost_model.h) for what waits, over the lanes.
   double queue_predicted_seconds = 0;
   absl::Duration queue_oldest_age;
   bool device_lost = false;  // For good: only a new process helps.
@@ -145,7 +145,7 @@ class Scheduler {
   void Stop();
 
   SchedulerStats stats() const;
-  // The backend's predictions for all that waits and runs. Takes no lock.
+  // Predicted for all that waits and runs. Takes no lock.
   double LoadSeconds() const;
 
   // Starts one thread per lane that runs rounds until Stop.

@@ -9,7 +9,6 @@
 #ifndef SINKHORN_SERVER_SCHEDULER_IMPL_H_
 #define SINKHORN_SERVER_SCHEDULER_IMPL_H_
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -23,28 +22,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/cost_model.h"
 #include "server/scheduler.h"
 #include "server/scheduler_queue.h"
 
 namespace sinkhorn {
-
-// Real over predicted seconds of the tasks finished lately: sums that are halved when they get long. The first
-// millisecond's worth is taken to be as predicted.
-class Calibration {
- public:
-  void Add(double real_seconds, double predicted_seconds) {
-    real_ += real_seconds;
-    predicted_ += predicted_seconds;
-    if (std::max(real_, predicted_) < 1.0) return;
-    real_ /= 2;
-    predicted_ /= 2;
-  }
-  double ratio() const { return (real_ + kPrior) / (predicted_ + kPrior); }
-
- private:
-  static constexpr double kPrior = 1e-3;
-  double real_ = 0, predicted_ = 0;
-};
 
 class Scheduler::Impl {
  public:
@@ -102,7 +84,7 @@ class Scheduler::Impl {
 
   Room RoomIn(int64_t lane_problems) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time HeldUntil() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  double LaneSeconds(int64_t predicted_ns) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  double LaneSeconds(int64_t predicted_ns) const;
   absl::Status Refusal(const Task& task, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Backend* const backend_;
@@ -128,7 +110,7 @@ class Scheduler::Impl {
   int64_t resident_working_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t resident_predicted_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> load_ns_{0};  // Predicted, of `tasks_`. Changed under the lock, read without.
-  Calibration calibration_ ABSL_GUARDED_BY(mutex_);
+  CostModel costs_;                  // Its ratios: guarded by mutex_; its formula is not.
   bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::string device_error_ ABSL_GUARDED_BY(mutex_);  // Not empty: the device is lost.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/cost_model.h"
 #include "server/scheduler.h"
 
 namespace sinkhorn {
@@ -23,6 +24,7 @@ struct ScheduledTask {
   TaskId id = 0;
   absl::Time submitted;
   int64_t working_bytes = 0;
+  CostModel::Formula formula;
   int64_t predicted_ns = 0;                                      // Whole nanoseconds, so that sums return to zero.
   std::atomic<bool> cancelled{false};                            // Set by any thread, read by its lane.
   std::list<std::unique_ptr<ScheduledTask>>::iterator position;  // In the queue, while it waits.

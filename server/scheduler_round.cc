@@ -235,8 +235,8 @@ void Scheduler::Impl::HandOver(Lane* lane, Tasks* ended) {
       bytes_ -= task->task.bytes;
       load_ns_.fetch_sub(task->predicted_ns, std::memory_order_relaxed);
       if (task->result.status.ok()) {
-        calibration_.Add(absl::ToDoubleSeconds(task->result.timing.lane_time),
-                         static_cast<double>(task->predicted_ns) * 1e-9);
+        costs_.Measured(task->formula.problem_class, task->formula.seconds,
+                        absl::ToDoubleSeconds(task->result.timing.lane_time));
       }
       if (!task->has_room) continue;
       lane->problems -= task->task.problem.count;
