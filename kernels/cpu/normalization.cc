@@ -145,8 +145,8 @@ Kind NextKind(Kind kind) { return kind == Kind::kFloat ? Kind::kDouble : Kind::k
 // Runs groups of members with one kind of solver and, if the spec wants that, the implicit backward pass from their P.
 class GroupRun {
  public:
-  // `memory`: Bytes(kind, spec), or null to have its own.
-  GroupRun(Kind kind, const NormalizationSpec& spec, void* memory) : spec_(spec), kind_(kind) {
+  // `memory`: Bytes(kind, spec), or null to have its own. The spec outlives this.
+  GroupRun(Kind kind, const NormalizationSpec& spec, void* memory) : kind_(kind) {
     if (memory == nullptr) {
       own_memory_.Allocate(Bytes(kind, spec));
       memory = own_memory_.data();
@@ -200,7 +200,6 @@ class GroupRun {
     return (members * spec.n * spec.m * 8 + 127) / 128 * 128;
   }
 
-  const NormalizationSpec& spec_;
   const Kind kind_;
   MemberGroup group_;
   Buffer<char> own_memory_;

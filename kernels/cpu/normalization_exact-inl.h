@@ -16,7 +16,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/normalization_laplacian-inl.h"
-#include "kernels/cpu/normalization_solver-inl.h"
+#include "kernels/cpu/normalization_outputs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn {

@@ -7,6 +7,7 @@
 #endif
 
 #include <limits>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
@@ -20,6 +21,22 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using cpu::HWY_NAMESPACE::Reciprocal;
+
+// Guards that scalings bear: below, old / guard may overflow; above, P shrinks to nothing in a few steps.
+constexpr double kSmallestGuard = 1e-12, kLargestGuard = 1e6;
+
+// Runs body(std::integral_constant<Guard, guard>()).
+template <class Body>
+HWY_INLINE void WithGuard(Guard guard, Body body) {
+  switch (guard) {
+    case Guard::kNone:
+      return body(std::integral_constant<Guard, Guard::kNone>());
+    case Guard::kMax:
+      return body(std::integral_constant<Guard, Guard::kMax>());
+    case Guard::kAdd:
+      return body(std::integral_constant<Guard, Guard::kAdd>());
+  }
+}
 
 // The scaling after a division: old * marginal / h(old * s), h the guard.
 template <Guard kGuard, class D, class V = hn::Vec<D>>

@@ -376,9 +376,8 @@ class ImplicitSolver final : public MatrixSolver {
     return hn::Load(D(), marginal.value);
   }
 
-  // ---- Certificate and checks
-  // ---------------------------------------------------------------------------------------------------- Of a plan that
-  // was given: its sums against the marginals.
+  // ---- Certificate and checks --------------------------------------------------------------------------------------
+  // Of a plan that was given: its sums against the marginals.
   void Certify() {
     const int64_t step = Layout::kPerLane ? kLanes : 1;
     std::vector<double> r(spec_.n), c(spec_.m), rows(spec_.n), cols(spec_.m);

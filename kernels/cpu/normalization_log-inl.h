@@ -9,7 +9,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
-#include "kernels/cpu/normalization_solver-inl.h"
+#include "kernels/cpu/normalization_outputs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn {
@@ -94,9 +94,8 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     return hn::Add(max, Log(d, layout.Reduce(sum)));
   }
 
-  // ---- Iteration
-  // -------------------------------------------------------------------------------------------------------------- The
-  // potential after a division: old + log marginal - log h(e^(old + sum)).
+  // ---- Iteration ---------------------------------------------------------------------------------------------------
+  // The potential after a division: old + log marginal - log h(e^(old + sum)).
   V Shifted(V log_sum, V old, V log_marginal) const {
     const D d;
     switch (this->spec_.recipe.guard) {
@@ -225,9 +224,8 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
     }
   }
 
-  // ---- Reverse of iteration t: columns, then rows
-  // --------------------------------------------------------------------------------- As Unscaled of the linear solver:
-  // the multiplier of -P at `now`; *bar becomes what passes by the sum.
+  // ---- Reverse of iteration t: columns, then rows ------------------------------------------------------------------
+  // As Unscaled of the linear solver: the multiplier of -P at `now`; *bar becomes what passes by the sum.
   V Unshifted(V old, V now, V log_marginal, V inverse_marginal, V* bar) const {
     const D d;
     const V multiplier = hn::Mul(*bar, inverse_marginal);

@@ -1,5 +1,5 @@
-// What all forward solvers share: their memory, the sequence of passes, the stopping rule, the certificate, the
-// outputs.
+// What all forward solvers share: their memory, the sequence of passes, the stopping rule. (The certificate and the
+// outputs: normalization_outputs-inl.h.)
 //
 // A recipe is P = diag(u) K diag(v), u and v updated in turn. The derived class (linear or log domain) supplies the
 // arithmetic of a pass over some rows and the update of the columns after it; EndPass decides what comes next:
@@ -38,7 +38,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows per block: by shape alone, so that partial sums are always combined alike.
 inline int64_t BlockRows(int64_t rows, int64_t cols) {
-  constexpr int64_t kElements = 1 << 15;
+  constexpr int64_t kElements = 1 << 15;  // 128 KiB of float32: a thread's part stays in its own cache.
   if (rows * cols <= 4 * kElements) return rows;
   return std::min(rows, RoundUp(std::max<int64_t>(kElements / cols, 1), 16));
 }
@@ -346,91 +346,15 @@ class ForwardSolver : public MatrixSolver {
       hn::Store(hn::IfThenElse(stopped, hn::Load(d, old + k), hn::Load(d, now + k)), d, now + k);
     }
   }
-  // sum |value_k - marginal_k|, a lane scalar; value(k) and marginal(k) give vectors of elements k ...
-  template <class Value>
-  V L1(int64_t elements, Value difference) const {
+  // sum_k |difference_k|, a lane scalar; difference(k) gives the vector of elements k, k + 1, ...
+  template <class Difference>
+  V L1(int64_t elements, Difference difference) const {
     V sum = hn::Zero(D());
     for (int64_t k = 0; k < elements; k += kLanes) sum = hn::Add(sum, hn::Abs(difference(k)));
     return layout_.Reduce(sum);
   }
   Scalar col_error_;  // After the last column step; kept by UpdateColumns when stops_early().
 
- private:
-  // ---- The certificate ----------------------------------------------------------------------------------------------
-  void Certify() {
-    const D d;
-    CombineColumns(Accumulator(0));
-    const V row_unscale = hn::Load(d, marginals_.row_unscale.value);
-    const V col_unscale = hn::Load(d, marginals_.col_unscale.value);
-    V rows = L1(layout_.row_elements(), [&](int64_t k) HWY_ATTR {
-      return hn::NegMulAdd(hn::Load(d, marginals_.row + k), row_unscale, hn::Load(d, row_sum_ + k));
-    });
-    V cols = L1(layout_.col_elements(), [&](int64_t k) HWY_ATTR {
-      return hn::NegMulAdd(hn::Load(d, marginals_.col + k), col_unscale, hn::Load(d, Accumulator(0) + k));
-    });
-    auto bad = hn::Not(hn::Lt(hn::Add(rows, cols), hn::Set(d, std::numeric_limits<T>::max())));
-    if constexpr (!kLog) {
-      if (spec_.recipe.guard != Guard::kNone) bad = hn::Or(bad, derived().Drifted());
-    }
-    if (!Derived::kExact && stops_early()) {  // The errors that stopped it: the sums of P differ from them by rounding.
-      const auto stopped = hn::Ne(hn::Load(d, stopped_.value), hn::Zero(d));
-      rows = hn::IfThenElse(stopped, hn::Load(d, row_error_.value), rows);
-      cols = hn::IfThenElse(stopped, hn::Load(d, stopped_col_error_.value), cols);
-    }
-    if (!hn::AllFalse(d, bad)) Fail(bad);
-    if (!Derived::kExact && !stops_early() && outputs().convergence == nullptr) {
-      TallyTogether(rows, cols);
-    } else {
-      hn::Store(rows, d, row_error_.value);
-      hn::Store(cols, d, col_error_.value);
-      WriteConvergence();
-    }
-    StoreSums();
-  }
-
-  template <class M>
-  void Fail(M lanes) {
-    if constexpr (kLog) {
-      tally_.finite = false;
-    } else {
-      HandOn(lanes);
-    }
-  }
-
-  void WriteConvergence() {
-    for (int64_t l = 0; l < kMembers; ++l) {
-      if (!group_.store[l]) continue;
-      Convergence c;
-      c.iterations = stopped_.value[l] != 0 ? static_cast<int32_t>(stopped_.value[l]) : spec_.iterations;
-      c.marginal_error_a = spec_.transposed ? col_error_.value[l] : row_error_.value[l];
-      c.marginal_error_b = spec_.transposed ? row_error_.value[l] : col_error_.value[l];
-      derived().Judge(l, std::max(c.marginal_error_a, c.marginal_error_b), &c);
-      if (outputs().convergence != nullptr) outputs().convergence[group_.member[l]] = c;
-      tally_.Add(c, 1);
-    }
-  }
-
-  // The same where the iterations are fixed and nobody asks for single members.
-  void TallyTogether(V rows, V cols) {
-    const D d;
-    HWY_ALIGN T stored[kLanes];
-    int64_t count = 0;
-    for (int64_t l = 0; l < kLanes; ++l) {
-      stored[l] = group_.store[Layout::kPerLane ? l : 0] ? T(1) : T(0);
-      count += l < kMembers && group_.store[l];
-    }
-    const auto largest = [&](V errors) HWY_ATTR {
-      return static_cast<double>(hn::GetLane(hn::MaxOfLanes(d, hn::Mul(errors, hn::Load(d, stored)))));
-    };
-    Convergence c;
-    c.iterations = spec_.iterations;
-    c.marginal_error_a = largest(spec_.transposed ? cols : rows);
-    c.marginal_error_b = largest(spec_.transposed ? rows : cols);
-    c.converged = c.marginal_error_a == 0 && c.marginal_error_b == 0;
-    tally_.Add(c, count);
-  }
-
- protected:
   // Whether and why member l, with the larger of its errors, counts as converged.
   void Judge(int64_t, double error, Convergence* convergence) const {
     convergence->converged = error <= spec_.tolerance;
@@ -439,33 +363,6 @@ class ForwardSolver : public MatrixSolver {
   }
 
  private:
-  void StoreSums() const {
-    const OutputView& of_rows = spec_.transposed ? outputs().column_sums : outputs().row_sums;
-    const OutputView& of_cols = spec_.transposed ? outputs().row_sums : outputs().column_sums;
-    if (of_rows) StoreVector(row_sum_, layout_.rows(), of_rows);
-    if (of_cols) StoreVector(Accumulator(0), layout_.cols(), of_cols);
-  }
-  void StoreVector(const T* x, int64_t size, const OutputView& view) const {
-    std::vector<T> one(size);
-    constexpr int64_t kStep = Layout::kPerLane ? kLanes : 1;
-    for (int64_t l = 0; l < kMembers; ++l) {
-      if (!group_.store[l]) continue;
-      for (int64_t k = 0; k < size; ++k) one[k] = x[k * kStep + l];
-      StoreRow(view.dtype, one.data(), size, view.data, group_.member[l] * size);
-    }
-  }
-
-  void StorePlan(int64_t begin, int64_t end, T* stage) const {
-    if (direct_plan_ != nullptr) return;
-    if (outputs().plan) {
-      io_.Store(plan_, group_, false, begin, end, stage, OutputTensor(outputs().plan, spec_.n, spec_.m));
-    }
-    if (!plan_copy_) return;
-    Group<kMembers> copies = group_;
-    for (int64_t l = 0; l < kMembers; ++l) copies.member[l] = l;
-    io_.Store(plan_, copies, false, begin, end, stage, plan_copy_);
-  }
-
   // ---- Backward -----------------------------------------------------------------------------------------------------
   void BeginReverse() {
     CombineColumns(SecondAccumulator(0));  // sum_i dP_ij P_ij
@@ -481,40 +378,17 @@ class ForwardSolver : public MatrixSolver {
     derived().BeginReverseStep();
   }
 
-  // bar K becomes dL/dW: through offset and softmax; then the dustbin's share and the check for overflow.
-  void FinishGradient(int64_t begin, int64_t end, Scalar* scalars) {
-    const D d;
-    V infinite = hn::Zero(d);
-    for (int64_t i = begin; i < end; ++i) {
-      T* gradient = cotangent_ + i * layout_.stride();
-      const T* factor = factor_ == nullptr ? nullptr : factor_ + i * layout_.stride();
-      V total = hn::Zero(d);
-      for (int64_t k = 0; k < layout_.stride(); k += kLanes) {
-        V g = hn::Load(d, gradient + k);
-        if (factor != nullptr) g = hn::Mul(g, hn::Abs(hn::Load(d, factor + k)));
-        hn::Store(g, d, gradient + k);
-        total = hn::Add(total, g);
-        infinite = hn::MulAdd(g, hn::Zero(d), infinite);
-      }
-      if (spec_.softmax()) derived().SoftmaxBackward(i, layout_.Reduce(total));
-    }
-    hn::Store(layout_.Reduce(infinite), d, scalars[kInfinite].value);
-    hn::Store(layout_.BorderSum(cotangent_, begin, end), d, scalars[kBorder].value);
-  }
-
-  void EndGradient() {
-    const OutputView& view = outputs().gradient_dustbin_score;
-    for (int64_t l = 0; l < kMembers; ++l) {
-      if (!group_.store[l]) continue;
-      T infinite = 0, border = 0;
-      for (int64_t b = 0; b < blocks_; ++b) {
-        infinite += BlockScalars(b)[kInfinite].value[l];
-        border += BlockScalars(b)[kBorder].value[l];
-      }
-      if (!(infinite == 0)) tally_.finite = false;
-      if (spec_.dustbin && view) StoreRow(view.dtype, &border, 1, view.data, group_.member[l]);
-    }
-  }
+  // ---- The certificate and the outputs: normalization_outputs-inl.h ------------------------------------------------
+  void Certify();
+  template <class M>
+  void Fail(M lanes);
+  void WriteConvergence();
+  void TallyTogether(V rows, V cols);
+  void StoreSums() const;
+  void StoreVector(const T* x, int64_t size, const OutputView& view) const;
+  void StorePlan(int64_t begin, int64_t end, T* stage) const;
+  void FinishGradient(int64_t begin, int64_t end, Scalar* scalars);
+  void EndGradient();
 
   Fetcher fetchers_[4];  // P, the next logits, the cotangent, the gradient.
   NormalizationTally tally_;

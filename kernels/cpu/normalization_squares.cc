@@ -24,21 +24,14 @@ void Squared(const NormalizationSpec&, const int64_t*, int64_t, Scratch*, Normal
 bool Takes(const NormalizationSpec& spec) {
   const double guard = spec.recipe.guard_value;
   return spec.unit_marginals && (spec.n == 4 || spec.n == 8) && spec.tolerance == 0 &&
-         (spec.recipe.guard == Guard::kNone || (guard >= 1e-12 && guard <= 1e6));
+         (spec.recipe.guard == Guard::kNone || (guard >= kSmallestGuard && guard <= kLargestGuard));
 }
 void Squared(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
              NormalizationTally* tally) {
-  const auto guarded = [&](auto n) {
-    switch (spec.recipe.guard) {
-      case Guard::kNone:
-        return SolveAll<Squares<n(), Guard::kNone> >(spec, members, count, scratch, tally);
-      case Guard::kMax:
-        return SolveAll<Squares<n(), Guard::kMax> >(spec, members, count, scratch, tally);
-      case Guard::kAdd:
-        return SolveAll<Squares<n(), Guard::kAdd> >(spec, members, count, scratch, tally);
-    }
-  };
-  return spec.n == 4 ? guarded(std::integral_constant<int, 4>()) : guarded(std::integral_constant<int, 8>());
+  WithGuard(spec.recipe.guard, [&](auto guard) HWY_ATTR {
+    return spec.n == 4 ? SolveAll<Squares<4, guard()> >(spec, members, count, scratch, tally)
+                       : SolveAll<Squares<8, guard()> >(spec, members, count, scratch, tally);
+  });
 }
 #endif
 

@@ -21,6 +21,7 @@ PrimalBound::PrimalBound(const CostSource<double, double>* cost, double epsilon,
           i < cost_.size(side) ? ((*potentials[side])[i] - cost_.shift(side)[i]) * kLog2E / epsilon_ : kVoid;
     }
   }
+  zero_columns_.Resize(cost_.padded(1));
   Start();
 }
 
@@ -60,12 +61,7 @@ PrimalBound::Total PrimalBound::Objective(const int64_t* rows, const double* den
                                           double* workspace) const {
   const int64_t columns = cost_.size(1);
   const double zero_rows[kRowBlock] = {};
-  const Buffer<double> zero_columns = [&] {
-    Buffer<double> buffer;
-    buffer.Resize(cost_.padded(1));
-    return buffer;
-  }();
-  cost_.Exponents(0, rows, epsilon_, zero_rows, zero_columns.data(), e, workspace);
+  cost_.Exponents(0, rows, epsilon_, zero_rows, zero_columns_.data(), e, workspace);
   Total total;
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) continue;

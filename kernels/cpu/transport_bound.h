@@ -44,6 +44,7 @@ class PrimalBound {
   Buffer<double> weight_[2];  // of the rows' plan entries: a x, b y as they become known
   Buffer<double> sums_[2];    // plan sums of the pass
   Buffer<double> lack_[2];    // a - P'' 1, b - P''^T 1
+  Buffer<double> zero_columns_;
   double lack_total_ = 0, value_ = 0;
   std::vector<Total> partial_;
   int pass_ = 0;

@@ -70,8 +70,9 @@ void SolvePrepared(const Prepared& prepared, v1::SolveResponse* response, bool i
     return;
   }
   const SolveReport report = solves[0]->report();
-  for (const ReplyTensor& tensor : prepared.tensors)
+  for (const ReplyTensor& tensor : prepared.tensors) {
     Require(IsWritten(tensor, prepared.block.get()), "every output is written");
+  }
   if (!IsAnswer(report.convergence, *response, prepared)) return;  // The service says DIVERGED.
   const std::vector<WirePiece> pieces =
       EncodeResponse(*response, prepared.tensors, in_stream ? absl::optional<absl::string_view>("id") : absl::nullopt);
