@@ -48,6 +48,9 @@ ABSL_FLAG(int64_t, max_queue_requests, 1024,
           "Requests that may wait for each device; further ones get RESOURCE_EXHAUSTED, QUEUE_FULL.");
 ABSL_FLAG(int64_t, max_queue_bytes, int64_t{4} << 30,
           "Bytes of inputs and outputs of all requests, from arrival until the replies are sent.");
+ABSL_FLAG(double, max_queue_seconds, 300,
+          "Predicted time, on its device, of what would go before a request; beyond it gets RESOURCE_EXHAUSTED, "
+          "QUEUE_FULL. An idle device takes any one request.");
 ABSL_FLAG(int64_t, max_working_bytes, 0,
           "Bytes of working memory of all requests being solved on a device, on a GPU their tensors too. One is always "
           "let in. 0: 4 GiB on the CPU, three quarters of a GPU's memory.");
@@ -92,6 +95,12 @@ ABSL_FLAG(
     "File of bearer tokens, one a line: calls need 'authorization: Bearer TOKEN' with one of them, but for health "
     "checks. Reread while serving when it changes. Empty: no call needs any. Without TLS the tokens travel in the "
     "open.");
+
+ABSL_FLAG(
+    std::string, tenant_weights, "",
+    "File of tenants' weights, one a line: 'cert:SUBJECT WEIGHT', 'token:DIGEST WEIGHT' (first 12 hexadecimal digits "
+    "of the token's SHA-256), 'peer:ipv4:ADDRESS WEIGHT', or '* WEIGHT' for those not named. Tenants share devices by "
+    "weight. Read at the start. Empty: all weigh 1.");
 
 // ---- Shutdown ----
 ABSL_FLAG(
@@ -164,6 +173,7 @@ void CheckLimits(Checker& checker, Config* config) {
   SchedulerOptions* queue = &config->scheduler;
   queue->max_queue_requests = IN_RANGE(max_queue_requests, int64_t{1}, kMost);
   queue->max_queue_bytes = IN_RANGE(max_queue_bytes, int64_t{1}, kMost);
+  queue->max_queue_time = absl::Seconds(IN_RANGE(max_queue_seconds, 0.0, 1e9));
   queue->max_working_bytes = IN_RANGE(max_working_bytes, int64_t{0}, kMost);
   queue->max_resident_problems = IN_RANGE(max_batch_problems, int64_t{1}, kMost);
   queue->max_batch_delay = absl::Microseconds(IN_RANGE(max_batch_delay_us, 0, 10000000));
@@ -256,6 +266,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   config.service.commit = kCommit;
   config.keepalive_time_ms = IN_RANGE(keepalive_time_ms, 1, 0x7fffffff);
   config.auth_token_file = absl::GetFlag(FLAGS_auth_token_file);
+  config.tenant_file = absl::GetFlag(FLAGS_tenant_weights);
   config.reflection = absl::GetFlag(FLAGS_reflection) && (config.auth_token_file.empty() || asked_for_reflection);
   config.drain_grace = checker.NonNegative(FLAGS_drain_grace, "drain_grace");
   config.drain_timeout = checker.NonNegative(FLAGS_drain_timeout, "drain_timeout");

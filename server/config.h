@@ -37,6 +37,7 @@ struct Config {
   ServiceOptions service;
   TlsFiles tls;
   std::string auth_token_file;  // Empty: calls need no token.
+  std::string tenant_file;      // Empty: all tenants weigh the same.
   absl::Duration drain_grace, drain_timeout;
   absl::Duration max_connection_age, max_connection_age_grace;
   int keepalive_time_ms = 0;

@@ -8,7 +8,6 @@
 namespace sinkhorn {
 namespace {
 
-constexpr double kMaxSeconds = 1e6;  // Keeps sums of nanoseconds far from overflow, whatever a backend says.
 constexpr double kDecay = 15.0 / 16;
 // What the fitted formula itself weighs, in seconds of problems measured: the first microseconds decide nothing.
 constexpr double kPriorSeconds = 1e-5;
@@ -75,9 +74,16 @@ double CostModel::ratio(int problem_class) const {
 
 void CostModel::Measured(int problem_class, double formula_seconds, double seconds) {
   Class& c = classes_[problem_class];
+  const double expected = formula_seconds * ratio(problem_class);
+  seconds = std::min(std::max(seconds, expected / kMostSurprise), expected * kMostSurprise);
   c.measured_seconds = kDecay * c.measured_seconds + seconds;
   c.formula_seconds = kDecay * c.formula_seconds + formula_seconds;
   c.measured = std::min(c.measured + 1, kKnown);
+}
+
+void CostModel::Doubt(int problem_class) {
+  Class& c = classes_[problem_class];
+  c.measured_seconds += (c.formula_seconds - c.measured_seconds) * (1 - kDecay);
 }
 
 }  // namespace sinkhorn

@@ -52,13 +52,18 @@ class CostModel {
   double ratio(int problem_class) const;
   // Whether enough problems of the class have been measured to believe the ratio.
   bool known(int problem_class) const { return classes_[problem_class].measured >= kKnown; }
-  // A problem of the class took `seconds` of the device.
+  // A problem of the class took `seconds` of the device. Counts as at most kMostSurprise times more or less than
+  // predicted: one odd problem does not speak for all.
   void Measured(int problem_class, double formula_seconds, double seconds);
+  // Somebody was turned away because of the ratio: it goes a little towards 1.
+  void Doubt(int problem_class);
 
+  static constexpr double kMaxSeconds = 1e6;              // Of any prediction.
   static constexpr int kClasses = kCostFamilies * 2 * 8;  // Family, float64 or not, size.
 
  private:
   static constexpr int kKnown = 8;
+  static constexpr double kMostSurprise = 16;
   struct Class {
     double measured_seconds = 0, formula_seconds = 0;  // Each problem weighs 15/16 of the next.
     int measured = 0;                                  // Up to kKnown.

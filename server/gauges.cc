@@ -60,8 +60,13 @@ void AddQueueGauges(const Executors* executors, Metrics* metrics) {
       [](Stats stats) { return static_cast<double>(stats.queue_bytes); }, sum);
   add(
       "sinkhorn_queue_predicted_seconds",
-      "Predicted device time of the requests that wait; of several devices, the longest.",
+      "Predicted device time of the requests that wait, for a device or for their turn on it; of several devices, the "
+      "longest.",
       [](Stats stats) { return stats.queue_predicted_seconds; }, most);
+  add(
+      "sinkhorn_backlog_predicted_seconds",
+      "Predicted device time of all accepted requests that are not finished; of several devices, the longest.",
+      [](Stats stats) { return stats.backlog_predicted_seconds; }, most);
   add(
       "sinkhorn_queue_oldest_age_seconds", "How long the oldest of them has waited.",
       [](Stats stats) { return absl::ToDoubleSeconds(stats.queue_oldest_age); }, most);

@@ -109,11 +109,16 @@ absl::StatusOr<Backends> MakeBackends(const Config& config) {
   return backends;
 }
 
-// The flags' options, with the default that depends on the device.
-SchedulerOptions OptionsFor(const Backend& backend, SchedulerOptions options) {
-  if (options.max_working_bytes > 0) return options;
+// The flags' options, with what depends on the device.
+SchedulerOptions OptionsFor(const Backend& backend, const CpuBackendOptions& cpu, SchedulerOptions options) {
   const DeviceDescription device = backend.device();
-  options.max_working_bytes = device.backend == "cuda" ? device.memory_bytes / 4 * 3 : int64_t{4} << 30;
+  const bool gpu = device.backend == "cuda";
+  if (options.max_working_bytes == 0) {
+    options.max_working_bytes = gpu ? device.memory_bytes / 4 * 3 : int64_t{4} << 30;
+  }
+  // A GPU does more side by side the more it has; as the cost model learns how little that costs, more take part.
+  options.turn_problems = gpu ? 16 : cpu.threads;
+  options.turn_slices = gpu ? 2 : 1;
   return options;
 }
 
@@ -228,8 +233,9 @@ absl::Status Process::StartDevices() {
   std::vector<Executor> executors;
   for (std::unique_ptr<Backend>& backend : backends_) {
     if (config_.faults.any()) backend = MakeFaultyBackend(config_.faults, std::move(backend));
-    schedulers_.push_back(std::make_unique<Scheduler>(
-        backend.get(), RealClock(), OptionsFor(*backend, config_.scheduler), RoundCounter(*backend, &metrics_)));
+    schedulers_.push_back(std::make_unique<Scheduler>(backend.get(), RealClock(),
+                                                      OptionsFor(*backend, config_.cpu, config_.scheduler),
+                                                      RoundCounter(*backend, &metrics_)));
     executors.emplace_back(backend.get(), schedulers_.back().get());
   }
   executors_ = std::make_unique<Executors>(std::move(executors));
@@ -243,6 +249,11 @@ absl::Status Process::Start() {
     auto tokens = Tokens::Load(config_.auth_token_file);
     if (!tokens.ok()) return tokens.status();
     options.tokens = *std::move(tokens);
+  }
+  if (!config_.tenant_file.empty()) {
+    auto tenants = Tenants::Load(config_.tenant_file);
+    if (!tenants.ok()) return tenants.status();
+    options.tenants = *std::move(tenants);
   }
   options.on_device_lost = [] { kill(getpid(), kDeviceLostSignal); };
   service_ = std::make_unique<SinkhornServer>(executors_.get(), &metrics_, options);

@@ -3,18 +3,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/scheduler_impl.h"
 
 namespace sinkhorn {
 namespace {
-
-constexpr double kMaxPredictedSeconds = 1e6;  // Keeps sums of nanoseconds far from overflow.
-constexpr absl::Duration kMaxPushback = absl::Minutes(1);
 
 // For wait_for, which overflows with very long waits.
 std::chrono::nanoseconds WallTime(absl::Duration wait) {
@@ -40,51 +35,36 @@ Scheduler::Impl::Impl(Backend* backend, Clock* clock, const SchedulerOptions& op
       options_(options),
       on_round_(std::move(on_round)),
       lanes_(std::max(1, backend->lanes())),
-      queue_(std::max<int64_t>(1, options.window)),
+      queue_(std::max<int64_t>(1, options.window), &tenants_),
       costs_(backend) {
   for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].index = static_cast<int>(i);
 }
 
 // ---- Submitting and cancelling ------------------------------------------------------------------------------------
 
-absl::Status Scheduler::Impl::Submit(Task* task, TaskId* id) {
+absl::Status Scheduler::Impl::Submit(Task* task, TaskId* id, Admission* admission) {
   auto scheduled = std::make_unique<ScheduledTask>();
   scheduled->working_bytes = backend_->WorkingBytes(task->problem);
   scheduled->formula = costs_.FormulaOf(task->problem);
   scheduled->submitted = clock_->Now();
+  Admission unasked;
 
   Lane* sleeper = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (absl::Status s = Refusal(*task, scheduled->submitted); !s.ok()) return s;
+    Predict(scheduled.get());
+    tenants_.Seen(task->tenant, task->weight, scheduled->submitted);
+    if (absl::Status s = Refusal(*task, *scheduled, admission != nullptr ? admission : &unasked); !s.ok()) return s;
     *id = scheduled->id = ++last_id_;
-    const double predicted = scheduled->formula.seconds * costs_.ratio(scheduled->formula.problem_class);
-    scheduled->predicted_ns = std::llround(std::min(predicted, kMaxPredictedSeconds) * 1e9);
     scheduled->task = std::move(*task);
     bytes_ += scheduled->task.bytes;
-    load_ns_.fetch_add(scheduled->predicted_ns, std::memory_order_relaxed);
+    load_ns_.fetch_add(scheduled->remaining_ns, std::memory_order_relaxed);
+    tenants_.Add(scheduled->task.tenant, scheduled->task.bytes, scheduled->remaining_ns);
     tasks_.emplace(scheduled->id, scheduled.get());
     queue_.Push(std::move(scheduled));
     sleeper = Ring();
   }
   Wake(sleeper);
-  return absl::OkStatus();
-}
-
-// Why a task cannot be accepted now.
-absl::Status Scheduler::Impl::Refusal(const Task& task, absl::Time now) const {
-  if (!device_error_.empty()) return absl::UnavailableError(device_error_);
-  if (stopped_) return absl::UnavailableError("the scheduler has stopped");
-  if (!accepting_) return absl::UnavailableError("draining: no new requests");
-  if (task.deadline <= now) return absl::DeadlineExceededError("the deadline has passed");
-  if (queue_.requests() >= options_.max_queue_requests) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("queue full: ", queue_.requests(), " requests wait, limit ", options_.max_queue_requests));
-  }
-  if (task.bytes > options_.max_queue_bytes - bytes_) {
-    return absl::ResourceExhaustedError(absl::StrCat("queue full: ", bytes_, " bytes held and ", task.bytes,
-                                                     " in this request, limit ", options_.max_queue_bytes));
-  }
   return absl::OkStatus();
 }
 
@@ -177,10 +157,7 @@ double Scheduler::Impl::LaneSeconds(int64_t predicted_ns) const {
 
 absl::Duration Scheduler::Impl::PushbackHint() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  int64_t work = queue_.predicted_ns();
-  // Room in the queue, yet refused: residents hold the bytes.
-  if (queue_.requests() < options_.max_queue_requests) work += resident_predicted_ns_;
-  return std::min(options_.slice + absl::Seconds(LaneSeconds(work)), kMaxPushback);
+  return Pushback();
 }
 
 SchedulerStats Scheduler::Impl::stats() const {
@@ -193,7 +170,10 @@ SchedulerStats Scheduler::Impl::stats() const {
   stats.resident_problems = resident_problems_;
   stats.bytes = bytes_;
   stats.working_bytes = resident_working_bytes_;
-  stats.queue_predicted_seconds = LaneSeconds(queue_.predicted_ns());
+  int64_t waiting_ns = queue_.predicted_ns();
+  for (const Lane& lane : lanes_) waiting_ns += lane.sitting_out_ns;
+  stats.queue_predicted_seconds = LaneSeconds(waiting_ns);
+  stats.backlog_predicted_seconds = LaneSeconds(load_ns_.load(std::memory_order_relaxed));
   if (!queue_.empty()) stats.queue_oldest_age = std::max(now - queue_.oldest()->submitted, absl::ZeroDuration());
   stats.device_lost = !device_error_.empty();
   return stats;
@@ -205,7 +185,9 @@ Scheduler::Scheduler(Backend* backend, Clock* clock, const SchedulerOptions& opt
                      std::function<void(const RoundInfo&)> on_round)
     : impl_(std::make_unique<Impl>(backend, clock, options, std::move(on_round))) {}
 Scheduler::~Scheduler() { Stop(); }
-absl::Status Scheduler::Submit(Task* task, TaskId* id) { return impl_->Submit(task, id); }
+absl::Status Scheduler::Submit(Task* task, TaskId* id, Admission* admission) {
+  return impl_->Submit(task, id, admission);
+}
 void Scheduler::Cancel(TaskId id) { impl_->Cancel(id); }
 absl::Duration Scheduler::PushbackHint() const { return impl_->PushbackHint(); }
 void Scheduler::StopAccepting() { impl_->StopAccepting(); }

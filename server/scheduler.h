@@ -2,20 +2,26 @@
 // gRPC, so it is tested with a virtual clock and under TSan.
 //
 // Iteration-level batching: each lane of the backend repeats a round: drop the cancelled and the expired, admit waiting
-// problems (earliest deadline first within a bounded window of the oldest, so that nobody starves), advance all its
-// residents by one slice in shared launches, hand over the finished. Work-conserving: an idle lane never waits for
-// company unless `max_batch_delay` asks for it.
+// problems (tenants in turn, earliest deadline first within a bounded window of the oldest, so that nobody starves),
+// advance those whose turn it is by one slice in shared launches, hand over the finished. Work-conserving: an idle lane
+// never waits for company unless `max_batch_delay` asks for it.
 //
 // Guarantees
 //   Exactly once. `done` runs exactly once for each accepted task, after its Solve has been destroyed.
 //   In time. A task is never launched at or after its deadline or its cancellation (its lane looks right before every
 //     launch); a running one leaves before its lane's next slice.
-//   Bounded. Waiting requests, and bytes of all accepted tasks, never exceed the limits.
-//   No starvation. Later tasks pass over an earlier one at most `window` times: a task with k others ahead of it in the
-//     queue when it was submitted becomes resident after at most k + `window` others have. A task that was passed over
-//     that often goes next: if it does not fit beside the residents, nothing else is admitted until enough of them have
-//     left. A resident takes part in every slice of its lane, and newcomers join at the next slice, so neither can stop
-//     the other.
+//   Bounded. Waiting requests, and bytes of all accepted tasks, never exceed the limits; nor does the work that is
+//     predicted to go before a newcomer.
+//   Feasible. A task that is predicted to miss its deadline (work before it, as its tenant's share lets it be done, and
+//     its own) is refused: see Admission.
+//   Fair. Tenants that have work share the device by weight (scheduler_tenants.h says how closely), whatever they queue,
+//     and each finds its part of the second half of the queue free of the others.
+//   No starvation. Of a tenant's tasks, later ones pass over an earlier one at most `window` times: a task with k others
+//     of its tenant ahead of it in the queue when it was submitted becomes resident after at most k + `window` others of
+//     the tenant have. A task that was passed over that often goes next when it is its tenant's turn: if it does not fit
+//     beside the residents, nothing else is admitted until enough of them have left. Residents whose work fits a slice
+//     all take part in it; of more, some sit out, but each takes part at least once in kRotation times as many slices as
+//     the lane has residents. Newcomers join at the next slice.
 //   Isolated. A task that cannot be admitted or fails does not touch the others. A lost device ends all of them.
 #ifndef SINKHORN_SERVER_SCHEDULER_H_
 #define SINKHORN_SERVER_SCHEDULER_H_
@@ -50,10 +56,17 @@ struct SchedulerOptions {
   // Members of all residents of a lane (--max_batch_problems). An empty lane takes any one request, so 1 turns batching
   // off: one request at a time.
   int64_t max_resident_problems = 1 << 20;
-  // The oldest waiting tasks among which the earliest deadline goes first, of those that fit. 1: in order of arrival.
+  // Predicted time of what goes before a newcomer (see Admission), beyond which it is refused.
+  absl::Duration max_queue_time = absl::InfiniteDuration();
+  // A tenant's oldest waiting tasks among which the earliest deadline goes first, of those that fit. 1: in order of
+  // arrival.
   int64_t window = 64;
   // Of one Advance: bounds how long a newcomer waits to join.
   absl::Duration slice = absl::Milliseconds(5);
+  // Residents take turns when they have more than this to do in a slice, in predicted slices, and are more than this
+  // many members: what the device does side by side about as fast as one.
+  double turn_slices = 1;
+  int64_t turn_problems = 1;
   // How long a lane without residents lets the oldest task wait for company. Cut short by a deadline that would come
   // too near, by a full batch or a full queue, by StopAccepting.
   absl::Duration max_batch_delay = absl::ZeroDuration();
@@ -63,7 +76,7 @@ struct SchedulerOptions {
 struct TaskTiming {
   absl::Duration queue;             // From Submit to the first launch; never launched: to the end.
   absl::Duration compute;           // From the first launch to the end.
-  absl::Duration lane_time;         // Its share of its launches' time, by predicted work: shares add up to the time.
+  absl::Duration lane_time;         // Its share of its slices' time, by predicted work: shares add up to the time.
   int64_t batch_problem_count = 0;  // Largest number of members that shared a launch with it, its own included.
   int64_t launch_count = 0;
 };
@@ -83,6 +96,9 @@ struct Task {
   Problem problem;
   int64_t bytes = 0;  // Inputs and outputs.
   absl::Time deadline = absl::InfiniteFuture();
+  // Whose it is: a small number, of those that a bounded register gives out; and what the tenant weighs, > 0.
+  int tenant = 0;
+  double weight = 1;
   // Runs exactly once, on a lane's thread (without Start: in RunRound or Stop), without the lock; must not block. May
   // run before Submit has returned. May call Submit, Cancel, PushbackHint, stats and StopAccepting; not AwaitEmpty or
   // Stop.
@@ -91,17 +107,37 @@ struct Task {
 
 using TaskId = uint64_t;
 
+// What is predicted when a task comes.
+//
+// It is refused as infeasible if the time left is less than
+//   kQueueSafety * (what goes before it) + a part of its own work:
+// half of it, because the class's problems differ among each other; a quarter of a fixed number of iterations, and
+// nothing of an unknown one, until some of the class have been measured (cost_model.h). What goes before it is accepted
+// work that is due earlier or has an earlier deadline: all of that, or, if it is less, its tenant's times the sum of the
+// tenants' weights over its own. It is refused as well if for it another task of its tenant would miss its deadline.
+struct Admission {
+  static constexpr double kQueueSafety = 1.25;
+  bool infeasible = false;      // The refusal is DEADLINE_EXCEEDED because of the prediction.
+  absl::Duration left, needed;  // Until the deadline; what it would take.
+  // A refusal as RESOURCE_EXHAUSTED: when to try again.
+  absl::Duration retry_after;
+};
+
 // A snapshot for metrics.
 struct SchedulerStats {
   int64_t queue_requests = 0, queue_bytes = 0;           // Waiting.
   int64_t resident_requests = 0, resident_problems = 0;  // On all lanes.
   int64_t bytes = 0;                                     // Of waiting and resident tasks.
   int64_t working_bytes = 0;                             // Of residents.
-  // Predicted by the cost model (cost_model.h) for what waits, over the lanes.
-  double queue_predicted_seconds = 0;
+  // Predicted by the cost model (cost_model.h), over the lanes: for what waits or sat the last slice out; for all that
+  // was accepted.
+  double queue_predicted_seconds = 0, backlog_predicted_seconds = 0;
   absl::Duration queue_oldest_age;
   bool device_lost = false;  // For good: only a new process helps.
 };
+
+// A resident that sits out longest goes first in every so many of the slices that not all can take part in.
+constexpr int kRotation = 16;
 
 // What a round did, for metrics. Called on the lane's thread without the lock.
 struct RoundInfo {
@@ -113,6 +149,7 @@ struct RoundInfo {
   int64_t problem_count = 0, request_count = 0;
   double seconds = 0;
   absl::InlinedVector<Share, 4> families;  // The problems by family.
+  int64_t sat_out = 0;                     // Residents that took no part.
 };
 
 class Scheduler {
@@ -124,10 +161,10 @@ class Scheduler {
   ~Scheduler();  // Stops.
 
   // Queues `task`. On OK takes it and writes `id`, before `done` can run. On error `done` is never called and `task` is
-  // left as it was. Calls the backend's WorkingBytes and PredictedSeconds on this thread.
-  // RESOURCE_EXHAUSTED: queue full (see PushbackHint). UNAVAILABLE: draining or stopped or device lost.
-  // DEADLINE_EXCEEDED: the deadline has passed.
-  absl::Status Submit(Task* task, TaskId* id);
+  // left as it was. Calls the backend's WorkingBytes and PredictedSeconds on this thread. `admission` may be null.
+  // RESOURCE_EXHAUSTED: queue full, or the tenant's part of it. UNAVAILABLE: draining or stopped or device lost.
+  // DEADLINE_EXCEEDED: the deadline has passed, or would before the end.
+  absl::Status Submit(Task* task, TaskId* id, Admission* admission = nullptr);
 
   // Asks that the task ends soon: if it waits, when a lane is next between two slices, so at once if one is idle; if it
   // runs, before its lane's next slice. Its `done` gets CANCELLED unless it finishes first. Unknown ids are ignored.

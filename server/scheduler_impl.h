@@ -1,8 +1,11 @@
 // The inside of the scheduler: its state, and which file holds which part.
 //
-//   scheduler.cc        what callers do: submit, cancel, ask, start, stop; and how idle lanes sleep
-//   scheduler_round.cc  what a lane does
-//   scheduler_queue.cc  who goes next
+//   scheduler.cc            what callers do: submit, cancel, ask, start, stop; and how idle lanes sleep
+//   scheduler_admission.cc  whether a task is taken
+//   scheduler_round.cc      what a lane does
+//   scheduler_turn.cc       which residents take part in a slice, and what it costs them
+//   scheduler_queue.cc      who becomes resident next
+//   scheduler_tenants.cc    what tenants have had
 //
 // One lock guards the queue and the counters; a lane's residents belong to its thread alone. Backend calls, destruction
 // of Solves and `done` run without the lock.
@@ -25,14 +28,21 @@
 #include "server/cost_model.h"
 #include "server/scheduler.h"
 #include "server/scheduler_queue.h"
+#include "server/scheduler_tenants.h"
 
 namespace sinkhorn {
+
+// A resident's turn comes by the time at which it would end if it took so many times what is predicted.
+constexpr double kPatience = 10;
+inline absl::Time DueTime(const ScheduledTask& task) {
+  return task.submitted + kPatience * absl::Nanoseconds(task.predicted_ns);
+}
 
 class Scheduler::Impl {
  public:
   Impl(Backend* backend, Clock* clock, const SchedulerOptions& options, std::function<void(const RoundInfo&)> on_round);
 
-  absl::Status Submit(Task* task, TaskId* id) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Submit(Task* task, TaskId* id, Admission* admission) ABSL_LOCKS_EXCLUDED(mutex_);
   void Cancel(TaskId id) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration PushbackHint() const ABSL_LOCKS_EXCLUDED(mutex_);
   void StopAccepting() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -54,9 +64,12 @@ class Scheduler::Impl {
   struct Lane {
     int index = 0;
     std::vector<ScheduledTaskPtr> residents;
-    int64_t problems = 0;          // Members of the residents and of those being admitted.
-    std::vector<Solve*> solves;    // Of one Advance; a member to keep its memory.
-    std::condition_variable bell;  // While idle it waits for `rings_` to change.
+    int64_t problems = 0;              // Members of the residents and of those being admitted.
+    std::vector<ScheduledTask*> turn;  // Who takes part in this slice.
+    std::vector<Solve*> solves;        // Likewise; members to keep their memory.
+    int64_t turns_taken = 0;           // Slices in which not all could take part.
+    int64_t sitting_out_ns = 0;        // Predicted, of those who do. Guarded by mutex_.
+    std::condition_variable bell;      // While idle it waits for `rings_` to change.
     std::thread thread;
   };
   using Tasks = std::vector<ScheduledTaskPtr>;
@@ -68,6 +81,11 @@ class Scheduler::Impl {
   void TakeAll(Lane* lane, Tasks* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Admit(Lane* lane, Tasks* entering);
   void Advance(Lane* lane);
+  void HandOverFinished(Lane* lane, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ChooseTurn(Lane* lane) ABSL_LOCKS_EXCLUDED(mutex_);
+  void TakeTurns(Lane* lane, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Charge(Lane* lane, absl::Duration time) ABSL_LOCKS_EXCLUDED(mutex_);
+  int64_t SliceNs(const ScheduledTask& task) const;
   void HandOver(Lane* lane, Tasks* ended) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // -- Idle lanes. Ring says that something is new, and returns the lane that should look: Wake it after unlocking.
@@ -85,7 +103,19 @@ class Scheduler::Impl {
   Room RoomIn(int64_t lane_problems) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time HeldUntil() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   double LaneSeconds(int64_t predicted_ns) const;
-  absl::Status Refusal(const Task& task, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // -- Admission.
+  void Predict(ScheduledTask* scheduled) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Refusal(const Task& task, const ScheduledTask& scheduled, Admission* admission)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TimeRefusal(const Task& task, const ScheduledTask& scheduled, Admission* admission)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status QueueRefusal(const Task& task) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ShareRefusal(const Task& task, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool DelaysAnother(const Task& task, const ScheduledTask& scheduled) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Duration TimeBefore(const Task& task, const ScheduledTask& scheduled) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Duration Pushback() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Backend* const backend_;
   Clock* const clock_;
@@ -99,6 +129,7 @@ class Scheduler::Impl {
   uint64_t rings_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Lane*> sleepers_ ABSL_GUARDED_BY(mutex_);  // The last to fall asleep at the end.
 
+  TenantAccounts tenants_ ABSL_GUARDED_BY(mutex_);
   WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<TaskId> cancelled_ ABSL_GUARDED_BY(mutex_);  // Waiting tasks to drop in the next round of any lane.
   std::unordered_map<TaskId, ScheduledTask*> tasks_ ABSL_GUARDED_BY(mutex_);  // Accepted and not yet handed over.
@@ -109,7 +140,7 @@ class Scheduler::Impl {
   int64_t resident_problems_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t resident_working_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t resident_predicted_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::atomic<int64_t> load_ns_{0};  // Predicted, of `tasks_`. Changed under the lock, read without.
+  std::atomic<int64_t> load_ns_{0};  // Yet to be had, of `tasks_`, as predicted. Changed under the lock, read without.
   CostModel costs_;                  // Its ratios: guarded by mutex_; its formula is not.
   bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;

@@ -34,9 +34,6 @@ void CountFamily(const ScheduledTask& task, RoundInfo* info) {
   info->families.push_back({family, task.task.problem.count});
 }
 
-// A task's part in what its launch costs; > 0.
-double Weight(const ScheduledTask& task) { return static_cast<double>(task.predicted_ns) + 1; }
-
 }  // namespace
 
 Scheduler::Impl::Round Scheduler::Impl::RunRound(int lane_index) {
@@ -112,11 +109,14 @@ void Scheduler::Impl::TakeEntering(Lane* lane, absl::Time now, Tasks* entering, 
   while (ScheduledTask* next = queue_.Next(RoomIn(lane->problems))) {
     entering->push_back(queue_.Take(next));
     next->has_room = true;
+    TenantAccounts::Account& tenant = tenants_.at(next->task.tenant);
+    tenant.waiting -= 1;
+    tenant.resident_ns += next->remaining_ns;
     lane->problems += next->task.problem.count;
     resident_requests_ += 1;
     resident_problems_ += next->task.problem.count;
     resident_working_bytes_ += next->working_bytes;
-    resident_predicted_ns_ += next->predicted_ns;
+    resident_predicted_ns_ += next->remaining_ns;
   }
 }
 
@@ -168,30 +168,37 @@ void Scheduler::Impl::Admit(Lane* lane, Tasks* entering) {
 
 // Steps 5 and 6.
 void Scheduler::Impl::Advance(Lane* lane) {
-  if (lane->residents.empty()) return;
-  const absl::Time start = clock_->Now();
-  double weights = 0;
-  lane->solves.clear();
+  ChooseTurn(lane);
+  if (lane->turn.empty()) return;
   RoundInfo info;
-  for (ScheduledTaskPtr& task : lane->residents) {
-    TaskTiming& timing = task->result.timing;
-    if (timing.launch_count++ == 0) task->first_launch = start;
-    timing.batch_problem_count = std::max(timing.batch_problem_count, lane->problems);
-    weights += Weight(*task);
+  info.lane = lane->index;
+  info.request_count = static_cast<int64_t>(lane->turn.size());
+  info.sat_out = static_cast<int64_t>(lane->residents.size()) - info.request_count;
+  lane->solves.clear();
+  for (ScheduledTask* task : lane->turn) {
     lane->solves.push_back(task->solve.get());
+    info.problem_count += task->task.problem.count;
     CountFamily(*task, &info);
   }
-  info.lane = lane->index;
-  info.problem_count = lane->problems;
-  info.request_count = static_cast<int64_t>(lane->residents.size());
+  const absl::Time start = clock_->Now();
+  for (ScheduledTask* task : lane->turn) {
+    TaskTiming& timing = task->result.timing;
+    if (timing.launch_count++ == 0) task->first_launch = start;
+    timing.batch_problem_count = std::max(timing.batch_problem_count, info.problem_count);
+  }
 
   const absl::Status status = backend_->Advance(lane->index, lane->solves, absl::ToDoubleSeconds(options_.slice));
 
-  const absl::Time end = clock_->Now();
-  info.seconds = absl::ToDoubleSeconds(end - start);
-  Tasks ended;
-  for (ScheduledTaskPtr& task : lane->residents) {
-    task->result.timing.lane_time += (end - start) * (Weight(*task) / weights);
+  const absl::Duration time = clock_->Now() - start;
+  info.seconds = absl::ToDoubleSeconds(time);
+  Charge(lane, time);
+  HandOverFinished(lane, status);
+  if (on_round_) on_round_(info);
+}
+
+// After a slice with this outcome. One that failed ends those who took part in it.
+void Scheduler::Impl::HandOverFinished(Lane* lane, const absl::Status& status) {
+  for (ScheduledTask* task : lane->turn) {
     if (!status.ok()) {
       task->result.status = absl::Status(status.code(), status.message());
     } else if (task->solve->done()) {
@@ -200,9 +207,13 @@ void Scheduler::Impl::Advance(Lane* lane) {
     } else {
       continue;
     }
-    ended.push_back(std::move(task));
+    task->finished = true;
   }
+  Tasks ended;
   auto& residents = lane->residents;
+  for (ScheduledTaskPtr& task : residents) {
+    if (task->finished) ended.push_back(std::move(task));
+  }
   residents.erase(std::remove(residents.begin(), residents.end(), nullptr), residents.end());
   if (absl::IsUnavailable(status)) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -211,7 +222,6 @@ void Scheduler::Impl::Advance(Lane* lane) {
     WakeAll();
   }
   HandOver(lane, &ended);
-  if (on_round_) on_round_(info);
 }
 
 // The end of `ended`, whose statuses are set: destroys the Solves, gives back what the tasks held, runs each `done`.
@@ -233,17 +243,24 @@ void Scheduler::Impl::HandOver(Lane* lane, Tasks* ended) {
     for (ScheduledTaskPtr& task : *ended) {
       tasks_.erase(task->id);
       bytes_ -= task->task.bytes;
-      load_ns_.fetch_sub(task->predicted_ns, std::memory_order_relaxed);
-      if (task->result.status.ok()) {
-        costs_.Measured(task->formula.problem_class, task->formula.seconds,
-                        absl::ToDoubleSeconds(task->result.timing.lane_time));
+      load_ns_.fetch_sub(task->remaining_ns, std::memory_order_relaxed);
+      tenants_.Remove(task->task.tenant, task->task.bytes, task->remaining_ns);
+      // One that did not finish took at least so much.
+      const double seconds = absl::ToDoubleSeconds(task->result.timing.lane_time);
+      if (task->result.status.ok() || seconds * 1e9 > static_cast<double>(task->predicted_ns)) {
+        costs_.Measured(task->formula.problem_class, task->formula.seconds, seconds);
       }
-      if (!task->has_room) continue;
+      TenantAccounts::Account& tenant = tenants_.at(task->task.tenant);
+      if (!task->has_room) {
+        tenant.waiting -= 1;
+        continue;
+      }
+      tenant.resident_ns -= task->remaining_ns;
       lane->problems -= task->task.problem.count;
       resident_requests_ -= 1;
       resident_problems_ -= task->task.problem.count;
       resident_working_bytes_ -= task->working_bytes;
-      resident_predicted_ns_ -= task->predicted_ns;
+      resident_predicted_ns_ -= task->remaining_ns;
     }
     handing_over_ += count;
   }

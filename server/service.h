@@ -18,6 +18,7 @@
 #include "server/executors.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
+#include "server/tenants.h"
 #include "server/tokens.h"
 #include "server/validate.h"
 
@@ -42,6 +43,8 @@ struct ServiceOptions {
   std::function<void()> on_device_lost;
   // Callers need one of these tokens. Null: nobody needs any.
   std::shared_ptr<Tokens> tokens;
+  // Whose calls share by which weights.
+  std::shared_ptr<Tenants> tenants = std::make_shared<Tenants>();
 };
 
 enum class ServiceState {

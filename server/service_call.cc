@@ -25,8 +25,6 @@ constexpr size_t kFlatReplyBytes = 16 << 10;
 constexpr int64_t kInlineMembers = 4096;
 // Replies of one slice up to which they are encoded and sent there: waking another thread takes longer.
 constexpr int64_t kInlineReplies = 2;
-// Predictions are upper ends within a factor of two or so, so a deadline is hopeless only well below them.
-constexpr double kPredictionSlack = 0.25;
 
 constexpr char kTooManyBytes[] = "too many bytes are being received, solved and sent";
 
@@ -135,7 +133,6 @@ void SolveCall::Process() {
     }
   }
   executor_ = &context_->executors->LeastLoaded();  // Before task_id_, which tells Cancel that there is one.
-  if (!error.has_value()) error = CheckFeasible();
   before_queue_ = absl::Now() - arrived_;
   context_->decode_seconds->Observe(absl::ToDoubleSeconds(before_queue_));
   if (error.has_value()) return Fail(*error);
@@ -185,29 +182,22 @@ optional<Error> SolveCall::Decode() {
   return nullopt;
 }
 
-// A fixed number of iterations that cannot be done in time is refused now. With a tolerance, nobody knows.
-optional<Error> SolveCall::CheckFeasible() const {
-  if (deadline_ == absl::InfiniteFuture() || prepared_.problem.solver.tolerance > 0) return nullopt;
-  const absl::Duration left = deadline_ - absl::Now();
-  const absl::Duration needed =
-      absl::Seconds(kPredictionSlack * executor_->backend->PredictedSeconds(prepared_.problem));
-  if (needed <= left) return nullopt;
-  return InfeasibleDeadline(left, needed);
-}
-
 void SolveCall::Submit() {
   Task task;
   task.problem = prepared_.problem;
   task.bytes = prepared_.bytes;
   task.deadline = deadline_;
+  task.tenant = tenant_.number;
+  task.weight = tenant_.weight;
   task.done = [this](const TaskResult& result) { OnSolved(result); };
   TaskId id = 0;
   submitted_ = true;
   Ref();  // The answer may come, and be the end of this, before Submit returns.
-  const absl::Status status = executor_->scheduler->Submit(&task, &id);
+  Admission admission;
+  const absl::Status status = executor_->scheduler->Submit(&task, &id, &admission);
   if (!status.ok()) {
     submitted_ = false;
-    Fail(SubmitError(status));
+    Fail(SubmitError(status, admission));
   } else {
     task_id_.store(id);
     if (cancelled_.load()) executor_->scheduler->Cancel(id);
@@ -217,12 +207,12 @@ void SolveCall::Submit() {
 
 Error SolveCall::Full(absl::string_view why) const { return QueueFull(executor_->scheduler->PushbackHint(), why); }
 
-Error SolveCall::SubmitError(const absl::Status& status) const {
+Error SolveCall::SubmitError(const absl::Status& status, const Admission& admission) const {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
-      return Full(status.message());
+      return QueueFull(admission.retry_after, status.message());
     case absl::StatusCode::kDeadlineExceeded:
-      return Expired("queue");
+      return admission.infeasible ? InfeasibleDeadline(admission.left, admission.needed) : Expired("queue");
     case absl::StatusCode::kUnavailable:
       if (context_->state.load() == ServiceState::kStopping) return Draining();
       context_->DeviceLost();

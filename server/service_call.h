@@ -53,6 +53,7 @@ class SolveCall {
   // Before Start.
   void set_deadline(absl::Time deadline) { deadline_ = deadline; }
   void set_allowed(bool allowed) { allowed_ = allowed; }
+  void set_tenant(const Tenant& tenant) { tenant_ = tenant; }
 
   ServiceContext* const context_;
   const std::string& request_id() const { return request_id_; }
@@ -61,10 +62,9 @@ class SolveCall {
   void Process();  // Decode, validate, submit.
   absl::optional<Error> Decode();
   absl::optional<absl::string_view> Flatten();
-  absl::optional<Error> CheckFeasible() const;
   void Submit();
   Error Full(absl::string_view why) const;
-  Error SubmitError(const absl::Status& status) const;
+  Error SubmitError(const absl::Status& status, const Admission& admission) const;
   void OnSolved(const TaskResult& result);
   Error SolveError(const TaskResult& result);
   bool IsLate() const;
@@ -78,6 +78,7 @@ class SolveCall {
 
   absl::Time deadline_;
   bool allowed_ = true;  // The caller may call.
+  Tenant tenant_;
   const bool in_stream_;
   const Executor* executor_;  // Whose device solves it; chosen when it is decoded.
   absl::Time arrived_;

@@ -1,7 +1,10 @@
 #include "server/service_context.h"
 
+#include <grpc/grpc_security_constants.h>
+
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
@@ -102,6 +105,26 @@ bool ServiceContext::Allow(const grpc::ServerContextBase& rpc) {
          {"calls", absl::StrCat(strangers_.exchange(0))}});
   }
   return false;
+}
+
+// By what has been checked: a certificate, a token, or where the call comes from.
+Tenant ServiceContext::TenantOf(const grpc::ServerContextBase& rpc) {
+  const absl::Time now = absl::Now();
+  const auto peer = rpc.auth_context();
+  if (peer != nullptr && peer->IsPeerAuthenticated()) {
+    for (const char* property : {GRPC_X509_SUBJECT_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME}) {
+      const std::vector<grpc::string_ref> names = peer->FindPropertyValues(property);
+      if (names.empty()) continue;
+      return options.tenants->Of(absl::StrCat("cert:", absl::string_view(names[0].data(), names[0].size())), now);
+    }
+  }
+  if (options.tokens != nullptr) {
+    const auto header = rpc.client_metadata().find("authorization");
+    if (header != rpc.client_metadata().end()) {
+      return options.tenants->Of(TokenIdentity(Tokens::In({header->second.data(), header->second.size()})), now);
+    }
+  }
+  return options.tenants->Of(PeerIdentity(rpc.peer()), now);
 }
 
 void ServiceContext::DeviceLost() {

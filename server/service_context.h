@@ -20,6 +20,7 @@
 #include "server/scheduler.h"
 #include "server/service.h"
 #include "server/status.h"
+#include "server/tenants.h"
 
 namespace sinkhorn {
 
@@ -64,6 +65,8 @@ class ServiceContext {
   bool device_lost() const { return device_lost_.load(); }
   // Whether the caller may call. If not, that is counted and logged, but not more than once a second.
   bool Allow(const grpc::ServerContextBase& rpc);
+  // Whose call it is. REQUIRES: it is allowed.
+  Tenant TenantOf(const grpc::ServerContextBase& rpc);
   // Counts a finished Solve call.
   void CallFinished(grpc::StatusCode code, absl::Duration duration);
   // Logs a bug of ours and makes the error that refers to it.

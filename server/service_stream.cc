@@ -14,6 +14,7 @@ class StreamCall::Item final : public SolveCall {
   Item(StreamCall* stream, ServiceContext* context, absl::Time deadline, int64_t bytes)
       : SolveCall(context, deadline, /*in_stream=*/true), bytes_(bytes), stream_(stream) {
     stream_->Ref();
+    set_tenant(stream_->tenant_);
   }
 
   int64_t bytes() const { return bytes_; }
@@ -57,6 +58,7 @@ void StreamRegistry::EndAll() {
 
 StreamCall::StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc)
     : context_(context), registry_(registry), deadline_(DeadlineOf(rpc->deadline())), allowed_(context->Allow(*rpc)) {
+  if (allowed_) tenant_ = context_->TenantOf(*rpc);
   context_->metrics->calls_started.With({kSolveStreamMethod})->Add();
   registry_->Add(this);
   {

@@ -69,6 +69,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   StreamRegistry* const registry_;
   const absl::Time deadline_;
   const bool allowed_;  // The caller may call.
+  Tenant tenant_;
   const absl::Time started_ = absl::Now();
   std::atomic<int> references_{1};
 

@@ -25,7 +25,9 @@ void UnaryCall::OnArrived(bool ok) {
   started_ = absl::Now();
   context_->solve_started->Add();
   set_deadline(DeadlineOf(rpc_.deadline()));
-  set_allowed(context_->Allow(rpc_));
+  const bool allowed = context_->Allow(rpc_);
+  set_allowed(allowed);
+  if (allowed) set_tenant(context_->TenantOf(rpc_));
   Ref();  // Of OnDone.
   Ref();  // Of OnFinished.
   Start(&request_);

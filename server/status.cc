@@ -45,9 +45,10 @@ Error QueueFull(absl::Duration retry_after, absl::string_view why) {
 }
 
 Error InfeasibleDeadline(absl::Duration left, absl::Duration needed) {
-  Error error = Make(absl::StatusCode::kDeadlineExceeded, "INFEASIBLE_DEADLINE",
-                     absl::StrCat("cannot finish before the deadline: ", Seconds(left),
-                                  " s are left, the problem alone takes at least ", Seconds(needed), " s"));
+  Error error =
+      Make(absl::StatusCode::kDeadlineExceeded, "INFEASIBLE_DEADLINE",
+           absl::StrCat("cannot finish before the deadline: ", Seconds(left),
+                        " s are left, the work before it and its own are predicted to take ", Seconds(needed), " s"));
   error.metadata = {{"left_seconds", Seconds(left)}, {"needed_seconds", Seconds(needed)}};
   error.never_retry = true;
   return error;

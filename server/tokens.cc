@@ -68,11 +68,16 @@ void Tokens::Refresh() {
   std::atomic_store(&tokens_, std::make_shared<const List>(*std::move(list)));
 }
 
+absl::string_view Tokens::In(absl::string_view authorization) {
+  const size_t scheme = sizeof kScheme - 1;
+  if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return {};
+  return absl::StripAsciiWhitespace(authorization.substr(scheme));
+}
+
 bool Tokens::Allow(absl::string_view authorization) {
   Refresh();
-  const size_t scheme = sizeof kScheme - 1;
-  if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return false;
-  const absl::string_view given = absl::StripAsciiWhitespace(authorization.substr(scheme));
+  const absl::string_view given = In(authorization);
+  if (given.empty()) return false;
   const std::shared_ptr<const List> tokens = std::atomic_load(&tokens_);
   bool any = false;
   for (const std::string& token : *tokens) any |= Same(given, token);

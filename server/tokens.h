@@ -25,6 +25,8 @@ class Tokens {
   // Whether `authorization`, the value of that header, is "Bearer TOKEN" with one of the tokens. The time it takes
   // tells nothing about them but how many there are. Any thread.
   bool Allow(absl::string_view authorization);
+  // The token in such a value; empty: there is none.
+  static absl::string_view In(absl::string_view authorization);
 
  private:
   using List = std::vector<std::string>;

@@ -136,7 +136,7 @@ def test_queue_full_and_cancelled_and_expired(api, start, eventually):
     server = start("--max_queue_requests=1", "--max_batch_problems=1")
     with api.stub(server) as stub:
         before = server.rounds()
-        running = stub.Solve.future(api.long_problem())
+        running = stub.Solve.future(api.endless_problem())  # A long one's end is foreseen, and that nobody waits for it.
         eventually(lambda: server.rounds() > before + 3)
         waiting = stub.Solve.future(api.endless_problem(), timeout=1.5)
         eventually(lambda: server.metric("sinkhorn_queue_requests") == 1)

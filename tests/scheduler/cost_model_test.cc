@@ -129,10 +129,31 @@ TEST(CostModelTest, EveryProblemHasAClass) {
 TEST(CostModelTest, RatiosAreBounded) {
   const Figures cpu("cpu");
   CostModel model(&cpu);
-  model.Measured(0, 0, 1e9);
-  EXPECT_LE(model.ratio(0), 1e4);
-  model.Measured(1, 1e9, 0);
-  EXPECT_GE(model.ratio(1), 1e-4);
+  for (int i = 0; i < 1000; ++i) {
+    model.Measured(0, 1e-3, 1e9);
+    model.Measured(1, 1e9, 0);
+    model.Measured(2, 0, 1e9);
+  }
+  EXPECT_EQ(model.ratio(0), 1e4);
+  EXPECT_EQ(model.ratio(1), 1e-4);
+  EXPECT_EQ(model.ratio(2), 1) << "a formula of nothing teaches nothing";
+}
+
+TEST(CostModelTest, OneOddProblemDoesNotSpeakForAll) {
+  const Figures cpu("cpu");
+  CostModel model(&cpu);
+  for (int i = 0; i < 100; ++i) model.Measured(0, 0.01, 0.01);
+  model.Measured(0, 0.01, 1000);
+  EXPECT_LT(model.ratio(0), 2);
+}
+
+TEST(CostModelTest, DoubtLeadsBackToTheFormula) {
+  const Figures cpu("cpu");
+  CostModel model(&cpu);
+  for (int i = 0; i < 100; ++i) model.Measured(0, 0.01, 0.16);
+  ASSERT_NEAR(model.ratio(0), 16, 0.1);
+  for (int i = 0; i < 64; ++i) model.Doubt(0);
+  EXPECT_LT(model.ratio(0), 1.5);
 }
 
 }  // namespace

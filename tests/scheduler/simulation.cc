@@ -33,6 +33,10 @@ Simulation::Simulation(uint64_t seed) : random_(seed), lanes_(seed % 3 == 0 ? 2 
   if (Chance(0.1)) lose_device_at_ = Pick(0, 100);
   if (Chance(0.1)) stop_at_ = Pick(0, 300);
   if (Chance(0.3)) stop_accepting_at_ = Pick(0, 300);
+  predicts_ = Chance(0.5);
+  if (predicts_ && Chance(0.5)) tenants_ = 3;
+  if (predicts_ && Chance(0.3)) options_.turn_problems = 8;
+  if (predicts_ && Chance(0.3)) options_.max_queue_time = absl::Milliseconds(Pick(10, 200));
 
   backend_.on_admit = [this](FakeSpec* spec) { OnAdmit(static_cast<Record*>(spec)); };
   backend_.on_advance = [this](int lane, absl::Span<FakeSpec* const> specs) { return OnAdvance(lane, specs); };
@@ -75,7 +79,8 @@ void Simulation::SubmitOne(bool exact) {
   record->slices = Chance(0.1) ? Pick(5, 40) : Pick(1, 3);
   record->working_bytes = Chance(0.1) ? Pick(0, 400) : Pick(0, 30);
   record->bytes = Chance(0.05) ? Pick(0, 2500) : Pick(0, 60);
-  record->predicted_seconds = static_cast<double>(record->slices) * 0.004;
+  record->predicted_seconds = predicts_ ? static_cast<double>(record->slices) * 0.004 : 0;
+  record->tenant = static_cast<int>(Pick(0, tenants_ - 1));
   if (Chance(fail_chance_)) record->admit_code = absl::StatusCode::kResourceExhausted;
   if (Chance(fail_chance_)) record->solve_code = absl::StatusCode::kFailedPrecondition;
   record->submitted = clock_.Now();
@@ -87,13 +92,16 @@ void Simulation::SubmitOne(bool exact) {
   task.bytes = record->bytes;
   task.deadline = record->deadline;
   task.done = [this, record](const TaskResult& result) { OnDone(record, result); };
-  record->ahead = static_cast<int64_t>(All(Record::kWaiting).size());
-  record->admissions_before = admissions_;
+  task.tenant = record->tenant;
+  task.weight = 1 + record->tenant;
+  record->ahead = static_cast<int64_t>(WaitingOf(record->tenant).size());
+  record->admissions_before = admissions_[record->tenant];
   const absl::StatusCode expected = ExpectedCode(*record);
 
-  const absl::Status status = scheduler_->Submit(&task, &record->id);
+  Admission admission;
+  const absl::Status status = scheduler_->Submit(&task, &record->id, &admission);
 
-  if (exact) {
+  if (exact && !RefusedByPrediction(*record, status, admission)) {
     EXPECT_EQ(status.code(), expected) << status;
   }
   EXPECT_EQ(status.ok(), task.done == nullptr) << "taken on OK, left alone on error";
@@ -116,6 +124,28 @@ absl::StatusCode Simulation::ExpectedCode(const Record& record) {
   if (record.deadline <= clock_.Now()) return absl::StatusCode::kDeadlineExceeded;
   const bool full = waiting >= options_.max_queue_requests || bytes > options_.max_queue_bytes;
   return full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kOk;
+}
+
+// Whether a task was refused for what is predicted, of which the model knows only what it may not do.
+bool Simulation::RefusedByPrediction(const Record& record, const absl::Status& status, const Admission& admission) {
+  if (!predicts_ || status.ok()) return false;
+  const bool idle = std::none_of(live_.begin(), live_.end(), [&](Record* other) { return !Ended(*other); });
+  if (admission.infeasible) {
+    ++coverage_.infeasible;
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_EQ(admission.left, record.deadline - clock_.Now());
+    EXPECT_GT(admission.needed, admission.left);
+    EXPECT_GT(admission.left, absl::ZeroDuration());
+    return true;
+  }
+  if (!absl::IsResourceExhausted(status)) return false;
+  EXPECT_GT(admission.retry_after, absl::ZeroDuration());
+  const bool mine = std::any_of(live_.begin(), live_.end(), [&](Record* r) { return r->tenant == record.tenant; });
+  if (ExpectedCode(record) == absl::StatusCode::kResourceExhausted) return false;
+  EXPECT_FALSE(idle && live_.empty()) << "an idle server is never full";
+  EXPECT_TRUE(mine || options_.max_queue_time < absl::InfiniteDuration()) << "no tenant without work has had its part";
+  ++coverage_.share_full;
+  return true;
 }
 
 // Any task of the past too: unknown ids are ignored.
@@ -151,6 +181,8 @@ void Simulation::CheckEnd() {
   EXPECT_EQ(stats.bytes, 0);
   EXPECT_EQ(stats.working_bytes, 0);
   EXPECT_EQ(stats.queue_predicted_seconds, 0);
+  EXPECT_EQ(stats.backlog_predicted_seconds, 0);
+  EXPECT_EQ(scheduler_->LoadSeconds(), 0);
   EXPECT_EQ(stats.queue_oldest_age, absl::ZeroDuration());
   EXPECT_EQ(stats.device_lost, lost_);
   EXPECT_NEAR(absl::ToDoubleSeconds(shares_), absl::ToDoubleSeconds(lane_time_), 1e-4) << "time lost or doubled";
@@ -176,17 +208,17 @@ void Simulation::OnAdmit(Record* record) {
   Trace(absl::StrCat("admit ", record->sequence, " lane ", current_lane_));
   ASSERT_EQ(record->state, Record::kWaiting) << "admitted twice, or after its end";
   EXPECT_FALSE(Ended(*record)) << "admitted after its deadline or cancellation";
-  if (!reentrant_) CheckOrder(*record);
+  if (!reentrant_ && tenants_ == 1) CheckOrder(*record);
 
   // The documented guarantee: at most `window` later ones before it, at most ahead + window in all.
   EXPECT_LE(record->passed_over, options_.window);
-  EXPECT_LE(admissions_ - record->admissions_before, record->ahead + options_.window) << "starved";
-  for (Record* other : All(Record::kWaiting)) {
+  EXPECT_LE(admissions_[record->tenant] - record->admissions_before, record->ahead + options_.window) << "starved";
+  for (Record* other : WaitingOf(record->tenant)) {
     if (Ended(*other)) continue;  // On its way out.
     if (other->sequence < record->sequence) ++other->passed_over;
     EXPECT_LE(other->passed_over, options_.window) << "starves";
   }
-  ++admissions_;
+  ++admissions_[record->tenant];
   record->state = Record::kResident;
   record->lane = current_lane_;
   if (record->admit_code != absl::StatusCode::kOk) admit_failed_ = true;
@@ -223,13 +255,27 @@ absl::Status Simulation::OnAdvance(int lane, absl::Span<FakeSpec* const> specs) 
     EXPECT_LE(working_bytes, options_.max_working_bytes);
   }
 
-  // All residents of the lane take part; what waits could not have joined.
+  // All residents of the lane take part, or as many as fill the slice, in turns; what waits could not have joined.
   std::vector<Record*> expected = ResidentsOf(lane);
+  if (launched.size() < expected.size()) {
+    EXPECT_TRUE(predicts_);
+    EXPECT_GE(problems, options_.turn_problems);
+    ++coverage_.turns;
+    int64_t longest = 0;
+    for (Record* record : expected) {
+      const bool takes_part = std::find(launched.begin(), launched.end(), record) != launched.end();
+      record->sat_out = takes_part ? 0 : record->sat_out + 1;
+      record->company = std::max(record->company, static_cast<int64_t>(expected.size()));
+      longest = std::max(longest, record->sat_out - kRotation * record->company);
+    }
+    EXPECT_LE(longest, 0) << "a resident starves";
+    expected = launched;
+  }
   const auto older = [](const Record* a, const Record* b) { return a->sequence < b->sequence; };
   std::sort(launched.begin(), launched.end(), older);
   std::sort(expected.begin(), expected.end(), older);
   EXPECT_EQ(launched, expected);
-  if (!reentrant_ && !admit_failed_) {
+  if (!reentrant_ && !admit_failed_ && tenants_ == 1) {
     EXPECT_EQ(Admissible(lane), nullptr) << "left behind although it fits";
   }
   CheckStats();
@@ -330,6 +376,8 @@ void Simulation::CheckStats() {
   EXPECT_EQ(stats.bytes, expected.bytes);
   EXPECT_LE(stats.queue_requests, options_.max_queue_requests);
   EXPECT_LE(stats.bytes, options_.max_queue_bytes);
+  EXPECT_GE(stats.queue_predicted_seconds, 0);
+  EXPECT_LE(stats.queue_predicted_seconds, stats.backlog_predicted_seconds + 1e-9);
   EXPECT_GT(scheduler_->PushbackHint(), absl::ZeroDuration());
 }
 
@@ -354,7 +402,7 @@ void Simulation::CheckIdle(int lane) {
   // Re-entrant seeds: tasks that were chosen and ended before Admit count as having passed over, unseen by the model,
   // so the oldest may be due earlier.
   const bool oldest_due = reentrant_ && !Fits(*waiting.front(), lane);
-  if (!held && !oldest_due) {
+  if (!held && !oldest_due && tenants_ == 1) {
     EXPECT_EQ(Admissible(lane), nullptr) << "idle although there is work";
   }
 }
@@ -367,6 +415,14 @@ std::vector<Record*> Simulation::All(Record::State state) {
     if (record->state == state) all.push_back(record);
   }
   return all;
+}
+
+std::vector<Record*> Simulation::WaitingOf(int tenant) {
+  std::vector<Record*> waiting;
+  for (Record* record : All(Record::kWaiting)) {
+    if (record->tenant == tenant) waiting.push_back(record);
+  }
+  return waiting;
 }
 
 std::vector<Record*> Simulation::Window() {

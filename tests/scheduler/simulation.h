@@ -26,11 +26,13 @@ struct Record : FakeSpec {
   int64_t bytes = 0;
   absl::Time submitted, deadline, first_launch;
   bool cancelled = false;
-  int lane = -1;                  // Once admitted.
-  int64_t ahead = 0;              // Tasks that waited when it was submitted.
-  int64_t admissions_before = 0;  // Of all tasks, when it was submitted.
+  int lane = -1;  // Once admitted.
+  int tenant = 0;
+  int64_t ahead = 0;              // Tasks of its tenant that waited when it was submitted.
+  int64_t admissions_before = 0;  // Of its tenant's tasks, when it was submitted.
   int64_t passed_over = 0;        // Later tasks admitted while it waited.
   int64_t launches = 0, batch_problems = 0;
+  int64_t sat_out = 0, company = 0;  // Slices in a row without it; the most residents meanwhile.
 };
 
 class Simulation {
@@ -45,7 +47,7 @@ class Simulation {
   struct Coverage {
     int64_t accepted = 0, full = 0, ok = 0, cancelled_waiting = 0, cancelled_running = 0, expired_waiting = 0;
     int64_t expired_running = 0, admit_failed = 0, solve_failed = 0, unavailable = 0, forced = 0, shared_launches = 0;
-    int64_t held = 0;
+    int64_t held = 0, turns = 0, infeasible = 0, share_full = 0;
   };
   const Coverage& coverage() const { return coverage_; }
 
@@ -74,7 +76,9 @@ class Simulation {
   std::vector<Record*> ResidentsOf(int lane);
   bool Fits(const Record& record, int lane);
   Record* Admissible(int lane);
+  std::vector<Record*> WaitingOf(int tenant);
   absl::StatusCode ExpectedCode(const Record& record);
+  bool RefusedByPrediction(const Record& record, const absl::Status& status, const Admission& admission);
 
   int64_t Pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
   bool Chance(double p) { return std::uniform_real_distribution<double>(0, 1)(random_) < p; }
@@ -87,6 +91,9 @@ class Simulation {
   // In half of the seeds Admit takes time, and others submit and cancel in it and in `done`. The model then cannot know
   // what the scheduler saw when it chose, and leaves the order of admission unchecked.
   bool reentrant_ = false;
+  // In the other half nothing is predicted: then nobody is refused for it, and all residents take part in each slice.
+  bool predicts_ = false;
+  int tenants_ = 1;  // Of weights 1, 2, 3. The model knows the order of one tenant's tasks.
   double load_ = 0, cancel_chance_ = 0, fail_chance_ = 0;
   int64_t lose_device_at_ = -1, stop_at_ = -1, stop_accepting_at_ = -1;
 
@@ -95,7 +102,7 @@ class Simulation {
   std::vector<Record*> live_;  // Accepted and not done, in order of submission.
   int current_lane_ = -1;
   bool admit_failed_ = false;  // In this round: the room it gives back is taken in the next.
-  int64_t admissions_ = 0, launches_ = 0, steps_ = 0;
+  int64_t admissions_[3] = {0, 0, 0}, launches_ = 0, steps_ = 0;
   bool accepting_ = true, stopped_ = false, lost_ = false;
   absl::Duration lane_time_, shares_;  // Of all launches; of all replies.
   uint64_t trace_ = 14695981039346656037u;

@@ -37,13 +37,17 @@ TEST(SchedulerSimulationTest, KeepsItsPromisesForEverySeed) {
     total.forced += c.forced;
     total.shared_launches += c.shared_launches;
     total.held += c.held;
+    total.turns += c.turns;
+    total.infeasible += c.infeasible;
+    total.share_full += c.share_full;
   }
   // Each reply was one of these, and the seeds reach every case often.
   EXPECT_EQ(total.accepted, total.ok + total.cancelled_waiting + total.cancelled_running + total.expired_waiting +
                                 total.expired_running + total.admit_failed + total.solve_failed + total.unavailable);
-  for (const int64_t count : {total.full, total.ok, total.cancelled_waiting, total.cancelled_running,
-                              total.expired_waiting, total.expired_running, total.admit_failed, total.solve_failed,
-                              total.unavailable, total.forced, total.shared_launches, total.held}) {
+  for (const int64_t count :
+       {total.full, total.ok, total.cancelled_waiting, total.cancelled_running, total.expired_waiting,
+        total.expired_running, total.admit_failed, total.solve_failed, total.unavailable, total.forced,
+        total.shared_launches, total.held, total.turns, total.infeasible, total.share_full}) {
     EXPECT_GT(count, static_cast<int64_t>(kSeeds / 10));
   }
 }
