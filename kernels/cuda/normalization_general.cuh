@@ -15,12 +15,13 @@ constexpr int kVectors = 8;         // Of each side, besides the potentials.
 
 // A slot of the workspace.
 struct GeneralMemory {
-  double* a = nullptr;                    // [rows, cols] log of the start matrix
-  double* plan = nullptr;                 // [rows, cols] P
-  double* bar = nullptr;                  // [rows, cols] dL/dP, then as it develops dL/dW
-  double *u = nullptr, *v = nullptr;      // log u_t, log v_t of all iterations, or of two
-  double *row = nullptr, *col = nullptr;  // [kVectors, rows], [kVectors, cols]
-  double* weights = nullptr;              // [cols, cols]: EXACT
+  double* a = nullptr;                              // [rows, cols] log of the start matrix
+  double* plan = nullptr;                           // [rows, cols] P
+  double* bar = nullptr;                            // [rows, cols] dL/dP, then as it develops dL/dW
+  double *u = nullptr, *v = nullptr;                // log u_t, log v_t of all iterations, or of two
+  double *row_sums = nullptr, *col_sums = nullptr;  // log-sum-exps of all half steps, log u and log v left out
+  double *row = nullptr, *col = nullptr;            // [kVectors, rows], [kVectors, cols]
+  double* weights = nullptr;                        // [cols, cols]: EXACT
 
   // Returns the bytes.
   __host__ __device__ int64_t Carve(const Task& task, char* base) {
@@ -37,6 +38,8 @@ struct GeneralMemory {
     bar = take(task.unrolled || task.implicit, area);
     u = take(task.forward, slots * rows);
     v = take(task.forward, slots * cols);
+    row_sums = take(task.unrolled, slots * rows);
+    col_sums = take(task.unrolled, slots * cols);
     row = take(true, kVectors * (rows + cols));  // The full system has vectors of both sides.
     col = take(true, kVectors * (rows + cols));
     weights = take(task.exact && cols <= kDenseColumns, cols * cols);

@@ -25,9 +25,12 @@ struct Member {
   __device__ double* Col(int k) const { return memory.col + int64_t{k} * (task.rows + task.cols); }
   __device__ double* U(int t) const { return memory.u + int64_t{task.unrolled ? t : t & 1} * task.rows; }
   __device__ double* V(int t) const { return memory.v + int64_t{task.unrolled ? t : t & 1} * task.cols; }
+  // UNROLLED: of half step t.
+  __device__ double* RowSums(int t) const { return memory.row_sums + int64_t{t} * task.rows; }
+  __device__ double* ColSums(int t) const { return memory.col_sums + int64_t{t} * task.cols; }
   __device__ int64_t At(int i, int j) const { return int64_t{i} * task.cols + j; }
 };
-enum { kMarginal, kSum, kBar, kMultiplier, kFirstFree };  // Vectors of each side.
+enum { kMarginal, kSum, kMultiplier };  // Vectors of each side.
 
 // ---- Marginals ------------------------------------------------------------------------------------------------------
 __device__ inline void LoadMarginals(Member* m) {
@@ -99,6 +102,7 @@ __device__ inline void RowStep(Member* m, int t) {
         const double old = m->U(t - 1)[i];
         m->U(t)[i] = Shifted(task, log_sum, old, m->Row(kMarginal)[i]);
         m->Row(kSum)[i] = old + log_sum;
+        if (task.unrolled) m->RowSums(t)[i] = log_sum;
       });
 }
 // Stores |column sum - marginal| in Col(kSum).
@@ -112,6 +116,7 @@ __device__ inline void ColumnStep(Member* m, int t) {
         const double marginal = m->Col(kMarginal)[j];
         const double gamma = Shifted(task, log_sum, m->V(t - 1)[j], marginal);
         m->V(t)[j] = gamma;
+        if (task.unrolled) m->ColSums(t)[j] = log_sum;
         m->Col(kSum)[j] = fabs(exp(gamma + log_sum) - marginal);
       });
 }
@@ -187,72 +192,57 @@ __device__ inline void FinishForward(Member* m) {
 }
 
 // ---- The reverse of the steps ---------------------------------------------------------------------------------------
-// The multiplier of -P at `now`; *bar becomes what passes by the sum.
-__device__ inline double Unshifted(const Task& task, double old, double now, double marginal, double* bar) {
-  const double multiplier = *bar / marginal;
+// d log h / d log sum of a division whose potential was `old` and whose log-sum-exp `log_sum` without it.
+__device__ inline double Slope(const Task& task, double log_sum, double old) {
+  const double log_guard = log(task.guard_value);
   switch (task.guard) {
     case Guard::kNone:
-      *bar = 0;
-      return multiplier;
+      return 1;
     case Guard::kMax:
-      if (now < old + log(marginal) - log(task.guard_value)) {  // As computed there.
-        *bar = 0;
-        return multiplier;
-      }
-      return 0;
+      return old + log_sum > log_guard ? 1 : 0;
     case Guard::kAdd:
-      *bar = multiplier * exp(log(task.guard_value) + (now - old));
-      return multiplier;
+      return exp(old + log_sum - LogAddExp(old + log_sum, log_guard));
   }
-  return multiplier;
+  return 1;
 }
 
-// From dL/dP in m->memory.bar to dL/d log of the start matrix.
+// From dL/dP in m->memory.bar to dL/d log of the start matrix. A line's adjoints lose their total, times the slope, in
+// the shares that its entries have of the line's sum. Those are taken from the sum that the division met: the share of
+// a line's only entry is 1 to the last bit, and nothing is left where nothing should be.
 __device__ inline void ReverseSteps(Member* m) {
   const Task& task = m->task;
   Block& block = m->block;
   const double* a = m->memory.a;
-  double* bar = m->memory.bar;
+  double *bar = m->memory.bar, *x = m->Row(kMultiplier), *y = m->Col(kMultiplier);
+  const int last = m->result.iterations;
   for (int i = block.warp; i < task.rows; i += block.warps) {
     for (int j = block.lane; j < task.cols; j += 32) {
       bar[m->At(i, j)] = m->io.Cotangent(i, j) * m->memory.plan[m->At(i, j)];
     }
   }
-  __syncthreads();
-  block.Rows(
-      task.rows, task.cols, [&](int i, int j) { return bar[m->At(i, j)]; },
-      [&](int i, double sum) { m->Row(kBar)[i] = sum; });
+  __syncthreads();  // The adjoints are there.
+  const auto column_multiplier = [&](int t, int j, double total) {
+    y[j] = total * Slope(task, m->ColSums(t)[j], m->V(t - 1)[j]);
+  };
   block.Columns(
       task.rows, task.cols, [&](int i, int j) { return bar[m->At(i, j)]; },
-      [&](int j, double sum) { m->Col(kBar)[j] = sum; });
-  for (int t = m->result.iterations; t >= 1; --t) {
-    const double *phi = m->U(t), *before = m->V(t - 1), *after = m->V(t);
-    double *x = m->Row(kMultiplier), *y = m->Col(kMultiplier);
-    block.ForEach(task.cols, [&](int64_t j) {
-      y[j] = Unshifted(task, before[j], after[j], m->Col(kMarginal)[j], &m->Col(kBar)[j]);
-    });
+      [&](int j, double total) { column_multiplier(last, j, total); });
+  for (int t = last; t >= 1; --t) {
+    const bool skip = task.softmax && t == 1;  // The softmax was the first row step.
+    const double *phi = m->U(t), *gamma = m->V(t - 1), *row_sums = m->RowSums(t), *col_sums = m->ColSums(t);
     block.Rows(
         task.rows, task.cols,
-        [&](int i, int j) {
-          const double share = exp(a[m->At(i, j)] + phi[i] + after[j]) * y[j];
-          bar[m->At(i, j)] -= share;
-          return share;
-        },
-        [&](int i, double sum) {
-          if (block.lane != 0) return;
-          double row_bar = m->Row(kBar)[i] - sum;
-          x[i] = Unshifted(task, m->U(t - 1)[i], phi[i], m->Row(kMarginal)[i], &row_bar);
-          if (task.softmax && t == 1) x[i] = 0;
-          m->Row(kBar)[i] = row_bar;
+        [&](int i, int j) { return bar[m->At(i, j)] -= exp(a[m->At(i, j)] + phi[i] - col_sums[j]) * y[j]; },
+        [&](int i, double total) {
+          if (block.lane == 0) x[i] = skip ? 0 : total * Slope(task, row_sums[i], m->U(t - 1)[i]);
         });
+    if (skip) break;
     block.Columns(
         task.rows, task.cols,
-        [&](int i, int j) {
-          const double share = exp(a[m->At(i, j)] + phi[i] + before[j]) * x[i];
-          bar[m->At(i, j)] -= share;
-          return share;
-        },
-        [&](int j, double sum) { m->Col(kBar)[j] -= sum; });
+        [&](int i, int j) { return bar[m->At(i, j)] -= exp(a[m->At(i, j)] + gamma[j] - row_sums[i]) * x[i]; },
+        [&](int j, double total) {
+          if (t > 1) column_multiplier(t - 1, j, total);
+        });
   }
 }
 
@@ -263,22 +253,22 @@ __device__ inline void FinishGradient(Member* m) {
   double infinite = 0, border = 0;
   for (int i = block.warp; i < task.rows; i += block.warps) {
     double* g = m->memory.bar + m->At(i, 0);
-    double log_scale = 0, total = 0;
+    double log_sum = 0, total = 0;
     if (task.softmax) {
       const auto raised = [&](int, int j) { return Raised(m->io.Logit(i, j), task.floor); };
-      log_scale = log(m->Row(kMarginal)[i]) - block.RowLogSum(i, task.cols, raised);
+      log_sum = block.RowLogSum(i, task.cols, raised);
       for (int j = block.lane; j < task.cols; j += 32) {
-        if (task.offset > 0) g[j] /= 1 + task.offset / exp(raised(i, j) + log_scale);
+        if (task.offset > 0) g[j] /= 1 + task.offset / (exp(raised(i, j) - log_sum) * m->Row(kMarginal)[i]);
         total += g[j];
       }
-      total = Block::WarpSum(total) / m->Row(kMarginal)[i];
+      total = Block::WarpSum(total);
     }
     for (int j = block.lane; j < task.cols; j += 32) {
       double gradient = g[j];
       if (task.forward) {
         const double logit = m->io.Logit(i, j), raised = Raised(logit, task.floor);
         if (task.softmax) {
-          gradient -= exp(raised + log_scale) * total;
+          gradient -= exp(raised - log_sum) * total;
         } else if (task.offset > 0) {
           gradient /= 1 + task.offset / exp(raised);
         }
