@@ -243,58 +243,87 @@ class RowLayout {
     for (; i < end; ++i) SweepRows<1>(matrix, i, y, acc, f);
   }
 
- private:
-#if HWY_TARGET == HWY_SCALAR
+  // The functor's results for R rows from i, each in all lanes, from what the rows' maxima are. `s`: partial maxima, a
+  // vector per row. R: 1 or kGroup.
+  template <int R, class F>
+  HWY_INLINE static void MaximaOfRows(int64_t i, const V* s, V* results, F f) {
+    Turn<R>(i, s, results, Larger(), f);
+  }
+  // x_i, x_i + 1, ... become the sums of R rows from their partial ones. R: 1 or kGroup.
   template <int R>
-  HWY_INLINE static V SumRows(V* s) {
+  HWY_INLINE static void StoreSums(const V* s, T* x, int64_t i) {
+    if constexpr (R == 1) {
+      Row<1>{i}.Store(hn::SumOfLanes(D(), s[0]), x);
+    } else {
+      Row<R>{i}.Store(FoldRows<R>(s, Plus()), x);
+    }
+  }
+
+ private:
+  // How the lanes of a row's partial results are combined.
+  struct Plus {
+    HWY_INLINE V operator()(V a, V b) const { return hn::Add(a, b); }
+    HWY_INLINE V OfLanes(V v) const { return hn::SumOfLanes(D(), v); }
+  };
+  struct Larger {
+    HWY_INLINE V operator()(V a, V b) const { return hn::Max(a, b); }
+    HWY_INLINE V OfLanes(V v) const { return hn::MaxOfLanes(D(), v); }
+  };
+
+#if HWY_TARGET == HWY_SCALAR
+  template <int R, class Fold>
+  HWY_INLINE static V FoldRows(const V* s, Fold) {
     return s[0];
   }
 #else
-  // Within each block: lane k is the sum over the block of s[k].
-  HWY_INLINE static V SumWithinBlocks(const V* s) {
+  // Within each block: lane k is what the block of s[k] comes to.
+  template <class Fold>
+  HWY_INLINE static V FoldWithinBlocks(const V* s, Fold fold) {
     const D d;
-    V sum = hn::Add(hn::InterleaveLower(d, s[0], s[1]), hn::InterleaveUpper(d, s[0], s[1]));
+    V all = fold(hn::InterleaveLower(d, s[0], s[1]), hn::InterleaveUpper(d, s[0], s[1]));
     if constexpr (kGroup == 4) {
       const hn::Repartition<double, D> d64;
-      const V other = hn::Add(hn::InterleaveLower(d, s[2], s[3]), hn::InterleaveUpper(d, s[2], s[3]));
-      const auto a = hn::BitCast(d64, sum), b = hn::BitCast(d64, other);
-      sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), hn::BitCast(d, hn::InterleaveUpper(d64, a, b)));
+      const V other = fold(hn::InterleaveLower(d, s[2], s[3]), hn::InterleaveUpper(d, s[2], s[3]));
+      const auto a = hn::BitCast(d64, all), b = hn::BitCast(d64, other);
+      all = fold(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), hn::BitCast(d, hn::InterleaveUpper(d64, a, b)));
     }
-    return sum;
+    return all;
   }
-  // The sums over the lanes of R vectors, repeated every R lanes. R: kGroup or kLanes.
-  template <int R>
-  HWY_INLINE static V SumRows(const V* s) {
+  // What the lanes of R vectors come to, repeated every R lanes. R: kGroup or kLanes.
+  template <int R, class Fold>
+  HWY_INLINE static V FoldRows(const V* s, Fold fold) {
     const D d;
     if constexpr (R == kGroup) {
-      V sum = SumWithinBlocks(s);
-      if constexpr (kLanes > kGroup) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
-      if constexpr (kLanes > 2 * kGroup) sum = hn::Add(sum, hn::ConcatLowerUpper(d, sum, sum));
-      return sum;
+      V all = FoldWithinBlocks(s, fold);
+      if constexpr (kLanes > kGroup) all = fold(all, hn::SwapAdjacentBlocks(all));
+      if constexpr (kLanes > 2 * kGroup) all = fold(all, hn::ConcatLowerUpper(d, all, all));
+      return all;
     } else if constexpr (R == 2 * kGroup) {
-      const V a = SumWithinBlocks(s), b = SumWithinBlocks(s + kGroup);
-      return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+      const V a = FoldWithinBlocks(s, fold), b = FoldWithinBlocks(s + kGroup, fold);
+      return fold(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
     } else {
       static_assert(R == 4 * kGroup, "vectors of 128 to 512 bits");
-      const V a = SumPair(SumWithinBlocks(s), SumWithinBlocks(s + kGroup));
-      const V b = SumPair(SumWithinBlocks(s + 2 * kGroup), SumWithinBlocks(s + 3 * kGroup));
-      return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+      const V a = FoldPair(FoldWithinBlocks(s, fold), FoldWithinBlocks(s + kGroup, fold), fold);
+      const V b = FoldPair(FoldWithinBlocks(s + 2 * kGroup, fold), FoldWithinBlocks(s + 3 * kGroup, fold), fold);
+      return fold(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
     }
   }
   // Blocks a0 a1 a2 a3 and b0 b1 b2 b3 -> a0 + a1, b0 + b1, a2 + a3, b2 + b3.
-  HWY_INLINE static V SumPair(V a, V b) {
-    return hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
+  template <class Fold>
+  HWY_INLINE static V FoldPair(V a, V b, Fold fold) {
+    return fold(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
   }
 #endif
 
-  // The functor's results w for R rows from i, each in all lanes, from the rows' partial sums s.
-  template <int R, class F>
-  HWY_INLINE static void Turn(int64_t i, const V* s, V* w, F f) {
+  // The functor's results w for R rows from i, each in all lanes, from the rows' partial results s. R: 1 or a multiple
+  // of kGroup.
+  template <int R, class Fold, class F>
+  HWY_INLINE static void Turn(int64_t i, const V* s, V* w, Fold fold, F f) {
     if constexpr (R == 1) {
-      w[0] = f(Row<1>{i}, hn::SumOfLanes(D(), s[0]));
+      w[0] = f(Row<1>{i}, fold.OfLanes(s[0]));
     } else {
       SINKHORN_UNROLLED for (int r = 0; r < R; r += kGroup) {
-        const V group = f(Row<kGroup>{i + r}, SumRows<kGroup>(s + r));
+        const V group = f(Row<kGroup>{i + r}, FoldRows<kGroup>(s + r, fold));
         w[r] = hn::Broadcast<0>(group);
         w[r + 1] = hn::Broadcast<1>(group);
         if constexpr (kGroup == 4) {
@@ -323,7 +352,7 @@ class RowLayout {
       }
       SINKHORN_UNROLLED for (int r = 0; r < R; ++r) s[r] = hn::Add(s[r], part[r]);
     }
-    Turn<R>(i, s, w, f);
+    Turn<R>(i, s, w, Plus(), f);
     for (int64_t j = 0; j < stride(); j += kLanes) {
       V sum = hn::Mul(hn::Load(d, row[0] + j), w[0]);
       SINKHORN_UNROLLED for (int r = 1; r < R; ++r) sum = hn::MulAdd(hn::Load(d, row[r] + j), w[r], sum);
@@ -360,7 +389,7 @@ class RowLayout {
         s[r] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), y[c], s[r]);
       }
     }
-    Turn<R>(i, s, w, f);
+    Turn<R>(i, s, w, Plus(), f);
     SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
       V sum = hn::Mul(hn::Load(d, rows + c * kLanes), w[0]);
       SINKHORN_UNROLLED for (int r = 1; r < R; ++r) sum =
@@ -394,7 +423,7 @@ class RowLayout {
         s[r] = hn::MulAdd(hn::Load(d, rows + (r * C + c) * kLanes), y[c], s[r]);
       }
     }
-    return SumRows<static_cast<int>(kLanes)>(s);
+    return FoldRows<static_cast<int>(kLanes)>(s, Plus());
   }
   // acc += the rows times w, in two chains.
   template <int C>

@@ -118,31 +118,56 @@ class LinearSolver final : public LinearBackward<LinearSolver<Layout>, Layout> {
   // Rows of C vectors: their extremes, and ExpRow.
   template <int C>
   void ExpRows(int64_t begin, int64_t end, V floor, V* lowest_row, V* lowest_logit, V* widest) {
-    const D d;
-    const Layout& layout = this->layout_;
-    V low_row = *lowest_row, low_logit = *lowest_logit, wide = *widest;
-    for (int64_t i = begin; i < end; ++i) {
-      const T* row = this->LogitsRow(i);
-      V x[C];
-      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) x[c] = hn::LoadU(d, row + c * kLanes);
-      V max = x[0], min = x[0];
-      SINKHORN_UNROLLED for (int c = 1; c < C; ++c) {
-        max = hn::Max(max, x[c]);
-        min = hn::Min(min, x[c]);
-      }
-      max = layout.ReduceMax(hn::Max(max, floor));
-      low_row = hn::Min(low_row, max);
-      low_logit = hn::Min(low_logit, min);
-      wide = hn::Max(wide, hn::Sub(max, hn::Max(min, floor)));
-      T* k = this->matrix_ + i * C * kLanes;
-      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
-        hn::Store(ExpOf(hn::Sub(hn::Max(x[c], floor), max)), d, k + c * kLanes);
-      }
-      PutStart(i, max);
+    constexpr int R = Layout::kGroup;
+    V low_row = *lowest_row, low_logit = *lowest_logit, wide = *widest, max[R], later[R];
+    int64_t i = begin;
+    if (i + R <= end) RowMaxima<R, C>(i, floor, &low_row, later);
+    for (; i + R <= end; i += R) {
+      SINKHORN_UNROLLED for (int r = 0; r < R; ++r) max[r] = later[r];
+      // Those of the next rows hide behind these rows' exponentials.
+      if (i + 2 * R <= end) RowMaxima<R, C>(i + R, floor, &low_row, later);
+      ExpWhole<R, C>(i, floor, max, &low_logit, &wide);
     }
-    *lowest_row = low_row;
+    for (; i < end; ++i) {
+      RowMaxima<1, C>(i, floor, &low_row, max);
+      ExpWhole<1, C>(i, floor, max, &low_logit, &wide);
+    }
+    *lowest_row = this->layout_.ReduceMin(low_row);
     *lowest_logit = low_logit;
     *widest = wide;
+  }
+  // Of R rows, each in all lanes.
+  template <int R, int C>
+  HWY_INLINE void RowMaxima(int64_t i, V floor, V* lowest_row, V* max) const {
+    const D d;
+    V part[R];
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      const T* row = this->LogitsRow(i + r);
+      part[r] = hn::LoadU(d, row);
+      SINKHORN_UNROLLED for (int c = 1; c < C; ++c) part[r] = hn::Max(part[r], hn::LoadU(d, row + c * kLanes));
+    }
+    Layout::template MaximaOfRows<R>(i, part, max, [&](auto rows, V top) HWY_ATTR {
+      top = hn::Max(top, floor);
+      *lowest_row = hn::Min(*lowest_row, top);
+      rows.Store(StartOf(top), this->U(0));
+      return top;
+    });
+  }
+  template <int R, int C>
+  HWY_INLINE void ExpWhole(int64_t i, V floor, const V* max, V* lowest_logit, V* widest) {
+    const D d;
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      const T* row = this->LogitsRow(i + r);
+      T* k = this->matrix_ + (i + r) * C * kLanes;
+      V min = hn::LoadU(d, row);
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        const V x = hn::LoadU(d, row + c * kLanes);
+        min = hn::Min(min, x);
+        hn::Store(ExpOf(hn::Sub(hn::Max(x, floor), max[r])), d, k + c * kLanes);
+      }
+      *lowest_logit = hn::Min(*lowest_logit, min);
+      *widest = hn::Max(*widest, hn::Sub(max[r], hn::Max(min, floor)));
+    }
   }
   HWY_INLINE static V ExpOf(V x) {
     if constexpr (sizeof(T) == 4) {
@@ -163,15 +188,13 @@ class LinearSolver final : public LinearBackward<LinearSolver<Layout>, Layout> {
     }
     PutStart(i, max);
   }
-  // The row's u before the first step; without a guard any will do.
-  void PutStart(int64_t i, V top) {
+  // A row's u before the first step; without a guard any will do.
+  HWY_INLINE V StartOf(V top) const {
     const D d;
-    V start = hn::Set(d, T(1));
-    if (this->spec_.recipe.guard != Guard::kNone) {
-      start = hn::Mul(Exp(d, hn::Min(top, hn::Set(d, T(kRange)))), hn::Load(d, this->marginals_.col_scale.value));
-    }
-    this->layout_.StoreRow(start, this->U(0), i);
+    if (this->spec_.recipe.guard == Guard::kNone) return hn::Set(d, T(1));
+    return hn::Mul(Exp(d, hn::Min(top, hn::Set(d, T(kRange)))), hn::Load(d, this->marginals_.col_scale.value));
   }
+  void PutStart(int64_t i, V top) { this->layout_.StoreRow(StartOf(top), this->U(0), i); }
 
   // K = (exp(W) + offset) exp(-top). Returns the row's smallest entry.
   V OffsetRow(int64_t i, V max, V floor, const T* row) {
@@ -350,38 +373,45 @@ class LinearSolver final : public LinearBackward<LinearSolver<Layout>, Layout> {
   template <int C, bool kBackward>
   void FinalWhole(int64_t begin, int64_t end, V unscale, T* col_sums, T* col_bars) {
     const D d;
-    const Layout& layout = this->layout_;
     V v[C], sums[C], bars[C];
     SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
       v[c] = hn::Load(d, this->W(this->t_) + c * kLanes);
       sums[c] = bars[c] = hn::Zero(d);
     }
-    const T* u = this->U(this->t_);
-    for (int64_t i = begin; i < end; ++i) {
-      const V ui = hn::Mul(layout.LoadRow(u, i), unscale);
-      const T* k = this->matrix_ + i * C * kLanes;
-      T* cotangent = this->cotangent_ + i * C * kLanes;
-      T* plan = this->PlanRow(i);
-      V row_sum = hn::Zero(d), row_bar = hn::Zero(d);
-      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
-        const V p = hn::Mul(hn::Mul(hn::Load(d, k + c * kLanes), ui), v[c]);
-        hn::StoreU(p, d, plan + c * kLanes);
-        row_sum = hn::Add(row_sum, p);
-        sums[c] = hn::Add(sums[c], p);
-        if constexpr (kBackward) {
-          const V bar = hn::Mul(hn::Load(d, cotangent + c * kLanes), p);
-          hn::Store(bar, d, cotangent + c * kLanes);
-          row_bar = hn::Add(row_bar, bar);
-          bars[c] = hn::Add(bars[c], bar);
-        }
-      }
-      layout.StoreRow(layout.Reduce(row_sum), this->row_sum_, i);
-      if constexpr (kBackward) layout.StoreRow(layout.Reduce(row_bar), this->row_bar_, i);
-    }
+    constexpr int R = Layout::kGroup;
+    int64_t i = begin;
+    for (; i + R <= end; i += R) FinalRowsOf<R, C, kBackward>(i, unscale, v, sums, bars);
+    for (; i < end; ++i) FinalRowsOf<1, C, kBackward>(i, unscale, v, sums, bars);
     SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
       hn::Store(sums[c], d, col_sums + c * kLanes);
       if constexpr (kBackward) hn::Store(bars[c], d, col_bars + c * kLanes);
     }
+  }
+  template <int R, int C, bool kBackward>
+  HWY_INLINE void FinalRowsOf(int64_t i, V unscale, const V* v, V* sums, V* bars) {
+    const D d;
+    V row_sum[R], row_bar[R];
+    SINKHORN_UNROLLED for (int r = 0; r < R; ++r) {
+      const V u = hn::Mul(this->layout_.LoadRow(this->U(this->t_), i + r), unscale);
+      const T* k = this->matrix_ + (i + r) * C * kLanes;
+      T* cotangent = this->cotangent_ + (i + r) * C * kLanes;
+      T* plan = this->PlanRow(i + r);
+      row_sum[r] = row_bar[r] = hn::Zero(d);
+      SINKHORN_UNROLLED for (int c = 0; c < C; ++c) {
+        const V p = hn::Mul(hn::Mul(hn::Load(d, k + c * kLanes), u), v[c]);
+        hn::StoreU(p, d, plan + c * kLanes);
+        row_sum[r] = hn::Add(row_sum[r], p);
+        sums[c] = hn::Add(sums[c], p);
+        if constexpr (kBackward) {
+          const V bar = hn::Mul(hn::Load(d, cotangent + c * kLanes), p);
+          hn::Store(bar, d, cotangent + c * kLanes);
+          row_bar[r] = hn::Add(row_bar[r], bar);
+          bars[c] = hn::Add(bars[c], bar);
+        }
+      }
+    }
+    Layout::template StoreSums<R>(row_sum, this->row_sum_, i);
+    if constexpr (kBackward) Layout::template StoreSums<R>(row_bar, this->row_bar_, i);
   }
   // Elements [begin, end) of row i.
   HWY_INLINE void FinalPiece(int64_t i, int64_t begin, int64_t end, V u, T* col_sums, T* col_bars, V* row_sum,

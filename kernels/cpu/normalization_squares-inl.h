@@ -260,18 +260,12 @@ class Squares : private SquaresBackward<N, kGuard> {
   template <bool kProportional>
   HWY_INLINE void ScaleLines(const Lanes& g, const V* v, V* u) const {
     V sum[N];
-    SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
-      sum[i] = hn::Mul(LoadAt(g.k, i, 0), v[0]);
-      SINKHORN_UNROLLED for (int j = 1; j < N; ++j) sum[i] = hn::MulAdd(LoadAt(g.k, i, j), v[j], sum[i]);
-    }
+    SINKHORN_UNROLLED for (int i = 0; i < N; ++i) sum[i] = this->RowDot(g.k, i, v);
     Rescale<kProportional>(sum, u);
   }
   template <bool kProportional>
   HWY_INLINE void ScaleColumns(const Lanes& g, const V* u, V* sum, V* v) const {
-    SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-      sum[j] = hn::Mul(LoadAt(g.k, 0, j), u[0]);
-      SINKHORN_UNROLLED for (int i = 1; i < N; ++i) sum[j] = hn::MulAdd(LoadAt(g.k, i, j), u[i], sum[j]);
-    }
+    SINKHORN_UNROLLED for (int j = 0; j < N; ++j) sum[j] = this->ColumnDot(g.k, j, u);
     Rescale<kProportional>(sum, v);
   }
   // The scalings of a side from its sums.

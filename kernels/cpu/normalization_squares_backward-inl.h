@@ -108,8 +108,7 @@ class SquaresBackward : protected SquareLanes<N> {
           PutLine(y[j], lanes.y + now, j);
         }
         SINKHORN_UNROLLED for (int i = 0; i < N; ++i) {
-          V s = hn::Mul(LoadAt(lanes.k, i, 0), y[0]);
-          SINKHORN_UNROLLED for (int j = 1; j < N; ++j) s = hn::MulAdd(LoadAt(lanes.k, i, j), y[j], s);
+          const V s = this->RowDot(lanes.k, i, y);
           const V u = Line(lanes.u + now, i);
           row_bar[g][i] = hn::NegMulAdd(u, s, row_bar[g][i]);
           x[g][i] = Unscaled<kGuard>(D(), Line(lanes.u + old, i), u, one, one, guard, inverse, &row_bar[g][i]);
@@ -120,8 +119,7 @@ class SquaresBackward : protected SquareLanes<N> {
       SINKHORN_UNROLLED for (int g = 0; g < kCount; ++g) {
         const Lanes& lanes = groups[g];
         SINKHORN_UNROLLED for (int j = 0; j < N; ++j) {
-          V s = hn::Mul(LoadAt(lanes.k, 0, j), x[g][0]);
-          SINKHORN_UNROLLED for (int i = 1; i < N; ++i) s = hn::MulAdd(LoadAt(lanes.k, i, j), x[g][i], s);
+          const V s = this->ColumnDot(lanes.k, j, x[g]);
           col_bar[g][j] = hn::NegMulAdd(Line(lanes.v + old, j), s, col_bar[g][j]);
         }
       }

@@ -56,6 +56,24 @@ class SquareLanes {
   static V Line(const T* x, int i) { return hn::Load(D(), x + i * kLanes); }
   static void PutLine(V value, T* x, int i) { hn::Store(value, D(), x + i * kLanes); }
 
+  // sum_j M_ij x_j and sum_i M_ij x_i.
+  HWY_INLINE static V RowDot(const T* matrix, int i, const V* x) {
+    return Dot([=](int j) HWY_ATTR { return LoadAt(matrix, i, j); }, x);
+  }
+  HWY_INLINE static V ColumnDot(const T* matrix, int j, const V* x) {
+    return Dot([=](int i) HWY_ATTR { return LoadAt(matrix, i, j); }, x);
+  }
+  // sum_k entry(k) x_k. Eight terms in two chains: in one they take longer than all else that there is to do.
+  template <class F>
+  HWY_INLINE static V Dot(F entry, const V* x) {
+    constexpr int kChains = N / 4;
+    V sum[kChains];
+    SINKHORN_UNROLLED for (int k = 0; k < N; ++k) {
+      sum[k % kChains] = k < kChains ? hn::Mul(entry(k), x[k]) : hn::MulAdd(entry(k), x[k], sum[k % kChains]);
+    }
+    return kChains == 1 ? sum[0] : hn::Add(sum[0], sum[kChains - 1]);
+  }
+
   // Lanes begin, begin + 1, ... of `count` members. Those past the last repeat it and are not stored.
   static void Assign(const int64_t* members, int64_t count, int64_t begin, Lanes* g) {
     g->all = begin + kLanes <= count;

@@ -83,7 +83,7 @@ HWY_INLINE void Transpose(D d, V* v) {
   SINKHORN_UNROLLED for (int k = 0; k < kPerBlock; ++k) TransposeBlocks(d, v + k, kPerBlock);
 }
 
-// 128-bit blocks from and to places `stride` apart: half of a transposition that shuffles nothing.
+// 128-bit blocks from places `stride` apart: half of a transposition that shuffles nothing.
 template <class D, class T = hn::TFromD<D> >
 HWY_INLINE hn::Vec<D> LoadBlocks(D d, const T* from, int64_t stride) {
   constexpr int kBlocks = static_cast<int>(hn::MaxLanes(D()) * sizeof(T) / 16);
@@ -92,17 +92,6 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const T* from, int64_t stride) {
   } else {
     const hn::Half<D> half;
     return hn::Combine(d, LoadBlocks(half, from + kBlocks / 2 * stride, stride), LoadBlocks(half, from, stride));
-  }
-}
-template <class D, class V, class T = hn::TFromD<D> >
-HWY_INLINE void StoreBlocks(D d, V v, T* to, int64_t stride) {
-  constexpr int kBlocks = static_cast<int>(hn::MaxLanes(D()) * sizeof(T) / 16);
-  if constexpr (kBlocks == 1) {
-    hn::StoreU(v, d, to);
-  } else {
-    const hn::Half<D> half;
-    StoreBlocks(half, hn::LowerHalf(half, v), to, stride);
-    StoreBlocks(half, hn::UpperHalf(half, v), to + kBlocks / 2 * stride, stride);
   }
 }
 
@@ -119,13 +108,9 @@ HWY_INLINE void LoadTransposed(D d, const T* from, int64_t stride, V* v) {
 }
 template <class D, class V, class T = hn::TFromD<D> >
 HWY_INLINE void StoreTransposed(D d, V* v, T* to, int64_t stride) {
-  constexpr int kL = static_cast<int>(hn::MaxLanes(D())), kPerBlock = 16 / sizeof(T);
-  SINKHORN_UNROLLED for (int q = 0; q < kL; q += kPerBlock) {
-    TransposeWithinBlocks(d, v + q);
-    SINKHORN_UNROLLED for (int k = 0; k < kPerBlock; ++k) {
-      StoreBlocks(d, v[q + k], to + k * stride + q, kPerBlock * stride);
-    }
-  }
+  // Not block by block: parts of a line cost a store each, and a shuffle too.
+  Transpose(d, v);
+  SINKHORN_UNROLLED for (int k = 0; k < static_cast<int>(hn::MaxLanes(D())); ++k) hn::StoreU(v[k], d, to + k * stride);
 }
 #endif
 
