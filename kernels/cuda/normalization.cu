@@ -118,10 +118,11 @@ struct Key {
   Kernel kernel;
   int size = 0;
   PlainKind plain = {};  // backward: of the other kernels too.
+  int ranks = 1;         // kHeld
   int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
     const auto tie = [](const Key& key) {
-      return std::tie(key.kernel, key.size, key.plain.backward, key.plain.is_short, key.threads);
+      return std::tie(key.kernel, key.size, key.plain.backward, key.plain.is_short, key.ranks, key.threads);
     };
     return tie(*this) < tie(other);
   }
@@ -129,9 +130,10 @@ struct Key {
 
 // Whole tiles and smaller matrices go together.
 Key KeyOf(const NormalizationResident& resident) {
-  if (resident.general()) return {Kernel::kGeneral, 0, {}, GeneralThreads(resident.task)};
+  if (resident.general()) return {Kernel::kGeneral, 0, {}, 1, GeneralThreads(resident.task)};
   const bool is_short = resident.shape.kernel == Kernel::kPlain && IsShort(resident.task);
-  return {resident.shape.kernel, resident.shape.size, {resident.task.unrolled, is_short, resident.shape.padded}, 0};
+  const PlainKind plain = {resident.task.unrolled, is_short, resident.shape.padded};
+  return {resident.shape.kernel, resident.shape.size, plain, resident.shape.ranks, 0};
 }
 
 // The task of the next launch. False: the problem has failed.
@@ -153,7 +155,8 @@ bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, L
     task.redo = resident->redoing ? redo : nullptr;
     task.redo_members = shape.redo_members;
   } else {
-    task.blocks = static_cast<int32_t>((shape.blocks + sharing - 1) / sharing);
+    task.ranks = shape.ranks;
+    task.blocks = static_cast<int32_t>((shape.blocks / shape.ranks + sharing - 1) / sharing) * shape.ranks;
     task.slot_bytes = shape.first_slot_bytes;
     task.workspace = shape.first_slot_bytes == 0 ? nullptr : slots;
     task.redo = redo;
@@ -179,6 +182,8 @@ cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, i
       return LaunchPlain(key.size, key.plain, launch, blocks, threads, shared_bytes, stream);
     case Kernel::kTiles:
       return LaunchTiles(key.size, key.plain.backward, launch, blocks, shared_bytes, stream);
+    case Kernel::kHeld:
+      return LaunchHeld(key.size, key.ranks, key.plain.backward, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
       return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
     case Kernel::kBackward:
@@ -239,7 +244,7 @@ absl::Status LaunchTogether(const Key& key, const std::vector<NormalizationResid
   }
   absl::Status status = LaunchTasks(key, tasks, shared_bytes, context);
   if (status.ok() && !backward.empty()) {
-    status.Update(LaunchTasks({Kernel::kBackward, key.size, {}, 0}, backward, 0, context));
+    status.Update(LaunchTasks({Kernel::kBackward, key.size, {}, 1, 0}, backward, 0, context));
   }
   if (!absl::IsResourceExhausted(status)) return status;
   for (NormalizationResident* resident : residents) resident->Fail(status);

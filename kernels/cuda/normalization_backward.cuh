@@ -4,7 +4,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 
-#include "kernels/cuda/normalization_tiles.cuh"
+#include "kernels/cuda/normalization_tiles_start.cuh"
 
 namespace sinkhorn {
 namespace cuda {

@@ -96,6 +96,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool plain = task.n == task.m && !task.has_dustbin && !task.own_marginals && !task.softmax &&
                      task.offset == 0 && task.guard == Guard::kNone && task.tolerance == 0 && packed;
   if (plain && task.n <= kPlainSide) return Kernel::kPlain;
+  if (plain && !task.transposed) return Kernel::kHeld;  // kStream where the device cannot.
   return in_registers ? Kernel::kTiles : Kernel::kStream;
 }
 
@@ -112,6 +113,25 @@ int32_t BlocksFor(int64_t warps, int64_t at_a_time) {
   return static_cast<int32_t>(blocks <= 2 * at_a_time ? blocks : at_a_time);
 }
 
+// Where the device cannot hold it, kernel is kStream.
+void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
+  const HeldPlan plan = device.compute_major >= 9 ? HeldPlanOf(device.index, device.sm_count, task) : HeldPlan();
+  if (plan.at_a_time == 0) {
+    shape->kernel = Kernel::kStream;
+    return;
+  }
+  shape->size = plan.size;
+  shape->ranks = plan.ranks;
+  shape->redo_bytes = Padded(4 * task.count);
+  shape->first_slot_bytes = plan.slot_bytes;
+  shape->shared_bytes = plan.shared_bytes;
+  int64_t members = std::min(task.count, plan.at_a_time);
+  if (plan.slot_bytes > 0) {
+    members = std::clamp<int64_t>(4 * kWorkspaceLimit / (plan.slot_bytes * plan.ranks), 1, members);
+  }
+  shape->blocks = static_cast<int32_t>(members * plan.ranks);
+}
+
 Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task) {
   Shape shape;
   shape.kernel = KernelOf(problem, task);
@@ -124,6 +144,8 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting}));
   if (general) return shape;
 
+  if (shape.kernel == Kernel::kHeld) ShapeHeld(device, task, &shape);
+  if (shape.kernel == Kernel::kHeld) return shape;
   if (shape.kernel == Kernel::kStream) {
     shape.size = StreamIndex(std::max(task.n, task.m));
     // Where K does not fit into shared memory, the next larger matrices' kernel reads it from L2.
@@ -187,6 +209,11 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
   if (shape.kernel == Kernel::kGeneral) {
     const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_blocks);
     return 5e-6 + rounds * GeneralSeconds(task);
+  }
+  if (shape.kernel == Kernel::kHeld) {
+    const double rounds = std::ceil(static_cast<double>(task.count) * shape.ranks / shape.blocks);
+    const double iteration = shape.size == 0 ? 1.2e-6 : shape.size == 1 ? 1e-6 : 1.6e-6;
+    return 1e-5 + rounds * ((task.unrolled ? 3 : 1) * task.iterations * iteration + (task.unrolled ? 60e-6 : 20e-6));
   }
   if (shape.kernel == Kernel::kStream) {
     const double area = static_cast<double>(task.rows) * (64 << shape.size);

@@ -20,7 +20,7 @@ constexpr int64_t kRegisterSide = 32;
 // As the kernels are told of it; the launch's own numbers (blocks, workspace, tallies) are left out.
 Task TaskOf(const Problem& problem);
 
-enum class Kernel { kPlain, kTiles, kStream, kBackward, kGeneral };
+enum class Kernel { kPlain, kTiles, kHeld, kStream, kBackward, kGeneral };
 Kernel KernelOf(const Problem& problem, const Task& task);
 // All tensors of 2 bytes an element: of kPlain's problems, which have float32 or these.
 bool IsShort(const Task& task);
@@ -30,6 +30,7 @@ struct Shape {
   Kernel kernel = Kernel::kGeneral;  // Of the first launch,
   int size = 0;                      // for matrices of this size,
   int32_t blocks = 0;                // by so many blocks,
+  int32_t ranks = 1;                 // so many a member,
   int64_t first_slot_bytes = 0;      // of so much workspace each,
   int64_t shared_bytes = 0;          // and dynamic shared memory.
   bool padded = false;               // kPlain: smaller than the tile.

@@ -28,6 +28,19 @@ int64_t StreamSharedBytes(int size, int64_t rows);
 // `shared_bytes`: the largest of all tasks.
 cudaError_t LaunchStream(int size, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream);
 
+// ---- Plain recipes, sides from 65 to 1,024, held on the chip, float32 (Hopper) ---------------------------------------
+// By a block a member, or a cluster of them.
+struct HeldPlan {
+  int size = 0, ranks = 1;  // Of the kernel's instance; blocks of a member.
+  int64_t at_a_time = 0;    // Members; 0: the device cannot.
+  int64_t shared_bytes = 0, slot_bytes = 0;
+};
+// The device is asked once for each size.
+HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task);
+// `blocks`: a multiple of `ranks`.
+cudaError_t LaunchHeld(int size, int ranks, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+                       cudaStream_t stream);
+
 // ---- Sides up to 32 (plain recipes: 64) in registers, float32 -------------------------------------------------------
 // Sizes of tile that there are kernels for: 4, 8, 16, 32 and 64.
 constexpr int TileIndex(int side) { return side <= 4 ? 0 : side <= 8 ? 1 : side <= 16 ? 2 : side <= 32 ? 3 : 4; }

@@ -112,7 +112,7 @@ class Adjoints {
       });
       return;
     }
-    Stage<Shape>::ForPairs(place_, [&](int r, int c, int at) {
+    Stage<Shape>::template ForRuns<2>(place_, [&](int r, int c, int at) {
       if (r < kKept) return;
       float2* const pair = reinterpret_cast<float2*>(buffer_ + at);
       float2 x = *pair;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
     const bool there = place.member < count, good = safe && row_error + col_error < FLT_MAX;
     StoreRedo<Shape>(task, place, first, there && !good, lane);
     if (there && !good) tally.flags |= Tally::kRedo;
-    if (there && good) Certify<Shape>(task, place, member, row_error, col_error, iterations, &tally);
+    if (there && good) Certify(task, member, place.first(), row_error, col_error, iterations, &tally);
     if constexpr (!kOne) StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
     if (kOne || task.plan.data != nullptr || task.plan_copy.data != nullptr) {
       Stage<Shape>::WriteEach(place, transposed, buffer, [&](int r, int c) { return K[r][c] * u[r] * v[c]; });

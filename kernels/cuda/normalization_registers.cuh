@@ -24,7 +24,20 @@ namespace normalization {
 // nats. Two sums of the square of it are multiplied in Reciprocals; the general recipes divide each alone.
 constexpr float kPlainRange = 40;
 constexpr float kGeneralRange = 60;
-constexpr float kLowestRow = -40;  // log of the first row sums: guards see them.
+constexpr float kLowestRow = -40;    // log of the first row sums: guards see them.
+constexpr float kSmallest = 1e-37f;  // Sums below are not divided by: near the smallest normal number.
+
+// NaN stays.
+__device__ inline float Raised(float w, float floor) { return w < floor ? floor : w; }
+
+// The reverse of now = marginal * old / max(old * sum + add, most) in logarithms: bar = adjoint of log now. Returns
+// theta * bar * now / marginal; *bar becomes the adjoint of log old that does not pass through the sum.
+__device__ inline float Unscaled(float old, float now, float marginal, float add, float most, float* bar) {
+  const bool passes = now < marginal * old * Reciprocal(most);  // As computed there; not for padding.
+  const float multiplier = passes ? *bar * now / marginal : 0.0f;
+  if (passes) *bar = add > 0 ? multiplier * add / old : 0.0f;
+  return multiplier;
+}
 
 // What a launch needs besides: where the scaling vectors of the iterations go.
 constexpr int64_t kSharedHistoryBytes = 100 << 10;
@@ -78,6 +91,17 @@ struct LaneTally {
   uint32_t flags = 0;
 };
 
+// By one thread.
+__device__ inline void StoreTally(const Task& task, int block, float row_error, float col_error, int iterations,
+                                  uint32_t flags) {
+  // In words: all of it, in two stores.
+  static_assert(sizeof(Tally) == 32 && offsetof(Tally, iterations) == 16 && offsetof(Tally, flags) == 20, "see below");
+  const float a = task.transposed ? col_error : row_error, b = task.transposed ? row_error : col_error;
+  ulonglong2* const to = reinterpret_cast<ulonglong2*>(task.tallies + block);
+  to[0] = make_ulonglong2(__double_as_longlong(a), __double_as_longlong(b));
+  to[1] = make_ulonglong2(static_cast<uint32_t>(iterations) | static_cast<uint64_t>(flags) << 32, 0);
+}
+// By a block of warps, each lane with its own.
 __device__ inline void StoreTally(const Task& task, int block, const LaneTally& mine) {
   __shared__ float rows[kWarps], cols[kWarps];
   __shared__ int iterations[kWarps];
@@ -104,13 +128,7 @@ __device__ inline void StoreTally(const Task& task, int block, const LaneTally& 
       all_flags |= flags[w];
     }
   }
-  if (threadIdx.x != 0) return;
-  // In words: all of it, in two stores.
-  static_assert(sizeof(Tally) == 32 && offsetof(Tally, iterations) == 16 && offsetof(Tally, flags) == 20, "see below");
-  const float a = task.transposed ? col_error : row_error, b = task.transposed ? row_error : col_error;
-  ulonglong2* const to = reinterpret_cast<ulonglong2*>(task.tallies + block);
-  to[0] = make_ulonglong2(__double_as_longlong(a), __double_as_longlong(b));
-  to[1] = make_ulonglong2(static_cast<uint32_t>(most) | static_cast<uint64_t>(all_flags) << 32, 0);
+  if (threadIdx.x == 0) StoreTally(task, block, row_error, col_error, most, all_flags);
 }
 
 // From a warp's members to its next.
@@ -162,10 +180,9 @@ __device__ inline float ErrorL1(const float* x, const float* y) {
   return OverMatrix<Shape, Sum>(sum);
 }
 
-// What a member came to, for the certificate.
-template <class Shape>
-__device__ inline void Certify(const Task& task, const Place<Shape>& place, int64_t member, float row_error,
-                               float col_error, int iterations, LaneTally* tally) {
+// What a member came to, for the certificate. `writes`: this lane does, for all that call it.
+__device__ inline void Certify(const Task& task, int64_t member, bool writes, float row_error, float col_error,
+                               int iterations, LaneTally* tally) {
   const bool converged = fmaxf(row_error, col_error) <= task.tolerance32;
   const StopReason reason = converged && task.tolerance > 0 ? StopReason::kTolerance : StopReason::kMaxIterations;
   tally->rows = fmaxf(tally->rows, row_error);
@@ -173,7 +190,7 @@ __device__ inline void Certify(const Task& task, const Place<Shape>& place, int6
   tally->iterations = max(tally->iterations, iterations);
   tally->flags |= Tally::kAny | (converged ? 0u : Tally::kNotConverged) |
                   (reason == StopReason::kMaxIterations ? Tally::kStoppedByLimit : 0u);
-  if (place.first()) {
+  if (writes) {
     StoreConvergence(task, member, iterations, task.transposed ? col_error : row_error,
                      task.transposed ? row_error : col_error, converged, reason);
   }

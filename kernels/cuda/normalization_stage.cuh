@@ -273,14 +273,14 @@ struct Stage {
       }
     }
   }
-  // Not transposed, two columns at a time.
-  template <class Body>
-  __device__ static void ForPairs(const Place<Shape>& place, Body body) {
+  // Not transposed, kTogether columns at a time.
+  template <int kTogether, class Body>
+  __device__ static void ForRuns(const Place<Shape>& place, Body body) {
     const int own = Opaque(At(0, place.OwnRow(0), place.OwnCol(0))), base = place.member * Shape::kMemberStride;
 #pragma unroll
     for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
-      for (int c = 0; c < Shape::C; c += 2) body(r, c, base + (own ^ Swizzled(r * kSize + c)));
+      for (int c = 0; c < Shape::C; c += kTogether) body(r, c, base + (own ^ Swizzled(r * kSize + c)));
     }
   }
   // Computed where it is used: kept from being computed once for all, into a register for each entry.
@@ -294,16 +294,7 @@ struct Stage {
                               float (&tile)[Shape::R][Shape::C]) {
     if constexpr (kVector > 1) {
       if (!transposed) {
-        const int own = Opaque(At(0, place.OwnRow(0), place.OwnCol(0)));
-        const int base = place.member * Shape::kMemberStride;
-#pragma unroll
-        for (int r = 0; r < Shape::R; ++r) {
-#pragma unroll
-          for (int c = 0; c < Shape::C; c += kVector) {
-            ReadVector(buffer + base + (own ^ Swizzled(r * kSize + c)), &tile[r][c]);
-          }
-        }
-        return;
+        return ForRuns<kVector>(place, [&](int r, int c, int at) { ReadVector(buffer + at, &tile[r][c]); });
       }
     }
     ForTile(place, transposed, [&](int r, int c, int at) { tile[r][c] = buffer[at]; });
@@ -317,19 +308,12 @@ struct Stage {
   __device__ static void WriteEach(const Place<Shape>& place, bool transposed, float* buffer, Entry entry) {
     if constexpr (kVector > 1) {
       if (!transposed) {
-        const int own = Opaque(At(0, place.OwnRow(0), place.OwnCol(0)));
-        const int base = place.member * Shape::kMemberStride;
+        return ForRuns<kVector>(place, [&](int r, int c, int at) {
+          float x[kVector];
 #pragma unroll
-        for (int r = 0; r < Shape::R; ++r) {
-#pragma unroll
-          for (int c = 0; c < Shape::C; c += kVector) {
-            float x[kVector];
-#pragma unroll
-            for (int k = 0; k < kVector; ++k) x[k] = entry(r, c + k);
-            WriteVector(x, buffer + base + (own ^ Swizzled(r * kSize + c)));
-          }
-        }
-        return;
+          for (int k = 0; k < kVector; ++k) x[k] = entry(r, c + k);
+          WriteVector(x, buffer + at);
+        });
       }
     }
     ForTile(place, transposed, [&](int r, int c, int at) { buffer[at] = entry(r, c); });

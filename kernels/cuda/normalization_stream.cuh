@@ -37,7 +37,7 @@ class Streamed : private StreamBase<Shape> {
     if (threadIdx.x == 0) {
       task_.redo[member] = good ? 0 : 1;
       if (!good) tally->flags |= Tally::kRedo;
-      if (good) Certify(iterations, row_error, col_error, tally);
+      if (good) Certify(task_, member, true, row_error, col_error, iterations, tally);
     }
     if (good && task_.unrolled) {
       Reverse(iterations);
@@ -175,27 +175,8 @@ class Streamed : private StreamBase<Shape> {
     const int size = of_rows ? task_.rows : task_.cols;
     if (output.data != nullptr) StoreAs(output.dtype, output.data, member_ * size + k, x);
   }
-  __device__ void Certify(int iterations, float row_error, float col_error, LaneTally* tally) const {
-    const bool converged = fmaxf(row_error, col_error) <= task_.tolerance32;
-    const bool by_tolerance = converged && task_.tolerance > 0;
-    tally->rows = fmaxf(tally->rows, row_error);
-    tally->cols = fmaxf(tally->cols, col_error);
-    tally->iterations = max(tally->iterations, iterations);
-    tally->flags |=
-        Tally::kAny | (converged ? 0u : Tally::kNotConverged) | (by_tolerance ? 0u : Tally::kStoppedByLimit);
-    StoreConvergence(task_, member_, iterations, task_.transposed ? col_error : row_error,
-                     task_.transposed ? row_error : col_error, converged,
-                     by_tolerance ? StopReason::kTolerance : StopReason::kMaxIterations);
-  }
 
   // ---- The iterations backward: their multipliers to the history ----------------------------------------------------
-  // As Side::Unscaled.
-  __device__ static float Unscaled(float old, float now, float marginal, float add, float most, float* bar) {
-    const bool passes = now < marginal * old * Reciprocal(most);
-    const float multiplier = passes ? *bar * now / marginal : 0.0f;
-    if (passes) *bar = add > 0 ? multiplier * add / old : 0.0f;
-    return multiplier;
-  }
   // y of iteration t from the adjoints of log v_t.
   __device__ float ColumnMultiplier(int t, int j) {
     float bar = col_bar_[j];
@@ -317,13 +298,7 @@ __global__ void __launch_bounds__(Shape::kThreadCount) StreamKernel(const __grid
   LaneTally tally;
   Streamed<Shape> streamed(task, shared_memory, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block));
   for (int64_t member = task.first + block; member < task.last; member += task.blocks) streamed.Solve(member, &tally);
-  if (threadIdx.x != 0) return;
-  Tally result{};
-  result.error_a = task.transposed ? tally.cols : tally.rows;
-  result.error_b = task.transposed ? tally.rows : tally.cols;
-  result.iterations = tally.iterations;
-  result.flags = tally.flags;
-  task.tallies[block] = result;
+  if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);
 }
 
 }  // namespace normalization

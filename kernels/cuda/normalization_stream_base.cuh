@@ -93,27 +93,10 @@ class StreamBase {
 #pragma unroll
     for (int c = 0; c < C; ++c) x[c] = lane_ + 32 * c < size ? static_cast<float>(from[(lane_ + 32 * c) * step]) : 0.0f;
   }
-  __device__ static float Raised(float w, float floor) { return w < floor ? floor : w; }
 
   // ---- Sums over the block, to all threads; order what was written before -------------------------------------------
-  __device__ float BlockSum(float x) {
-    x = WarpSum(x);
-    __syncthreads();  // The memory is free.
-    if (lane_ == 0) scalars_[warp_] = x;
-    __syncthreads();  // The warps' are there.
-    float sum = scalars_[0];
-    for (int w = 1; w < W; ++w) sum += scalars_[w];
-    return sum;
-  }
-  __device__ float BlockMax(float x) {
-    x = WarpMax(x);
-    __syncthreads();  // The memory is free.
-    if (lane_ == 0) scalars_[warp_] = x;
-    __syncthreads();  // The warps' are there.
-    float max = scalars_[0];
-    for (int w = 1; w < W; ++w) max = fmaxf(max, scalars_[w]);
-    return max;
-  }
+  __device__ float BlockSum(float x) { return OverBlock<Sum, W>(x, scalars_); }
+  __device__ float BlockMax(float x) { return OverBlock<Max, W>(x, scalars_); }
   template <class Term>
   __device__ float SumOf(int size, Term term) {
     float sum = 0;
@@ -148,8 +131,8 @@ class StreamBase {
     const bool add = task_.guard == Guard::kAdd, most = task_.guard == Guard::kMax;
     row_add_ = add ? row_guard : 0;
     col_add_ = add ? col_guard : 0;
-    row_most_ = most ? row_guard : kStreamSmallest;
-    col_most_ = most ? col_guard : kStreamSmallest;
+    row_most_ = most ? row_guard : kSmallest;
+    col_most_ = most ? col_guard : kSmallest;
     guards_fit_ =
         task_.guard == Guard::kNone || (fmaxf(row_guard, col_guard) <= 1e6f && fminf(row_guard, col_guard) >= 1e-12f);
     __syncthreads();  // The marginals are there.
@@ -230,7 +213,7 @@ class StreamBase {
       }
       if (lane_ != 0) return;
       u_[i] = task_.softmax                 ? row_scale_
-              : task_.guard != Guard::kNone ? expf(fminf(start.top, kStreamRange)) * col_scale_
+              : task_.guard != Guard::kNone ? expf(fminf(start.top, kGeneralRange)) * col_scale_
                                             : 1.0f;
     };
     const int first = Shape::kResident ? RowOf(0) : warp_, step = Shape::kResident ? 1 : W;
@@ -252,7 +235,7 @@ class StreamBase {
       }
     }
     for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) v_[j] = j < task_.cols ? 1 : 0;
-    const float range = kStreamRange - range_;
+    const float range = kGeneralRange - range_;
     bool safe = guards_fit_ && range > 0 && (plain ? narrow >= -range : smallest >= Exp(-range));
     if (task_.guard != Guard::kNone && !task_.softmax) safe = safe && lowest_row >= kLowestRow;
     if (task_.unrolled) safe = safe && lowest_logit > task_.floor32;
@@ -279,7 +262,7 @@ class StreamBase {
 #pragma unroll
         for (int c = 0; c < C; ++c) s[k] = fmaf(kept_[k][c], xs[c], s[k]);
       }
-      const float sum = ScatterSums<kKept>(s, lane_);
+      const float sum = Scatter<kKept>(s, lane_);
       const int i = RowOf(lane_ % kKept);
       const float multiplier = lane_ < kKept && i < task_.rows ? row(i, sum) : 0.0f;
 #pragma unroll

@@ -8,8 +8,6 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-constexpr float kStreamRange = 60, kStreamSmallest = 1e-37f;
-
 // Columns of a lane, warps, and rows of a warp that stay in registers and in shared memory (0: none do).
 template <int kLaneColumns, int kBlockWarpCount, int kKeptRows, int kStoredRows>
 struct StreamShape {
@@ -41,33 +39,51 @@ __host__ __device__ inline int64_t StreamSlotFloats(const Task& task) {
          (task.unrolled ? (int64_t{task.iterations} + 1) * 2 * (rows + cols) : 0);
 }
 
-// The first reduction of a warp's kRows sums over its lanes: lane l ends with the whole sum of row l % kRows.
-template <int kRows>
-__device__ inline float ScatterSums(float (&s)[kRows], int lane) {
+// The first log2(kRows) of its steps. Recursive: a loop over halves would not be unrolled, and its sums be put into
+// local memory.
+template <int kRows, class Op>
+__device__ __forceinline__ float ScatterHalves(float* s, int lane) {
+  if constexpr (kRows > 1) {
+    constexpr int kHalf = kRows / 2;
+    const bool upper = (lane & kHalf) != 0;
 #pragma unroll
-  for (int half = kRows / 2; half >= 1; half /= 2) {
-    const bool upper = (lane & half) != 0;
-#pragma unroll
-    for (int k = 0; k < half; ++k) {
-      const float mine = upper ? s[k + half] : s[k], other = upper ? s[k] : s[k + half];
-      s[k] = mine + __shfl_xor_sync(kFullMask, other, half);
+    for (int k = 0; k < kHalf; ++k) {
+      const float mine = upper ? s[k + kHalf] : s[k], other = upper ? s[k] : s[k + kHalf];
+      s[k] = Op::Of(mine, __shfl_xor_sync(kFullMask, other, kHalf));
     }
+    return ScatterHalves<kHalf, Op>(s, lane);
+  } else {
+    return s[0];
   }
-  float sum = s[0];
+}
+// A warp's kRows sums (or maxima) over its lanes: lane l ends with the whole one of row l % kRows.
+template <int kRows, class Op = Sum>
+__device__ inline float Scatter(float (&s)[kRows], int lane) {
+  float all = ScatterHalves<kRows, Op>(s, lane);
 #pragma unroll
-  for (int mask = kRows; mask < 32; mask *= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
-  return sum;
+  for (int mask = kRows; mask < 32; mask *= 2) all = Op::Of(all, __shfl_xor_sync(kFullMask, all, mask));
+  return all;
 }
 
-__device__ inline float WarpSum(float x) {
+template <class Op>
+__device__ inline float OverWarp(float x) {
 #pragma unroll
-  for (int mask = 16; mask >= 1; mask /= 2) x += __shfl_xor_sync(kFullMask, x, mask);
+  for (int mask = 16; mask >= 1; mask /= 2) x = Op::Of(x, __shfl_xor_sync(kFullMask, x, mask));
   return x;
 }
-__device__ inline float WarpMax(float x) {
-#pragma unroll
-  for (int mask = 16; mask >= 1; mask /= 2) x = fmaxf(x, __shfl_xor_sync(kFullMask, x, mask));
-  return x;
+__device__ inline float WarpSum(float x) { return OverWarp<Sum>(x); }
+__device__ inline float WarpMax(float x) { return OverWarp<Max>(x); }
+
+// Over a block of so many warps, to all threads; orders what was written before. `memory`: of a number for each warp.
+template <class Op, int kWarpCount>
+__device__ inline float OverBlock(float x, float* memory) {
+  x = OverWarp<Op>(x);
+  __syncthreads();  // The memory is free.
+  if (threadIdx.x % 32 == 0) memory[threadIdx.x / 32] = x;
+  __syncthreads();  // The warps' are there.
+  float all = memory[0];
+  for (int w = 1; w < kWarpCount; ++w) all = Op::Of(all, memory[w]);
+  return all;
 }
 
 }  // namespace normalization

@@ -55,7 +55,8 @@ struct Task {
   int32_t n, m;         // P's
   int32_t rows, cols;   // The kernel's.
   int32_t iterations;
-  int32_t blocks;  // That share the members of this launch.
+  int32_t blocks;  // That share the members of this launch,
+  int32_t ranks;   // so many of them a member.
   bool has_dustbin, transposed, softmax, exact, forward, unrolled, implicit;
   bool own_marginals;  // Members may have different ones.
   Guard guard;

@@ -300,7 +300,7 @@ double ErrorOf(const Row& row, const std::string& kind, const Work& work) {
       }
     };
     compare(work.plan, plan);
-    if (kind == "forward" || area > 9999) continue;
+    if (kind == "forward") continue;
     const oracle::Vector cotangent = work.cotangent.Values(member * area, area);
     compare(work.gradient, kind == "unrolled" ? oracle::UnrolledGradient(problem, cotangent)
                                               : oracle::ImplicitGradient(plan, side, side, cotangent));

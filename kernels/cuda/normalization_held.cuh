@@ -1,0 +1,287 @@
+// The course of a member that is held on the chip: iterations, P and its sums, the iterations backward, the gradient;
+// and the kernel.
+//
+// Backward, formulas as in normalization_registers.cuh. The reverse of an iteration is a pass with other vectors. The
+// vectors of all iterations go to the workspace; where the passes are done the registers of K make room for the
+// gradient, a product of these histories, and its factor K is computed once more from the logits, bit by bit the same.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
+
+#include "kernels/cuda/normalization_held_base.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+template <class Shape, bool kBackward>
+class Held : private HeldBase<Shape> {
+  using Base = HeldBase<Shape>;
+
+ public:
+  __device__ Held(const Task& task, float* slot, uint64_t (&barriers)[2], int rank, int ranks)
+      : Base(task, slot, barriers, rank, ranks) {
+    for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount)
+      Vector()[j] = 0;  // Nobody sends what lies beyond.
+    if (Shape::kCluster && threadIdx.x == 0) InitReceiving(barriers);
+    __syncthreads();                               // All is set up,
+    if constexpr (Shape::kCluster) SyncCluster();  // in all blocks.
+  }
+
+  // `tally`: in shared memory.
+  __device__ void Solve(int64_t member, LaneTally* tally) {
+    member_ = member;
+    bool safe = Start();
+    float v[C], col_error = Iterate(v);
+    float row_bar = 0, col_bars[C];
+    float row_error = FinishForward(v, &row_bar, col_bars);
+    row_error = MemberSum(row_error);
+    col_error = MemberSum(col_error);
+    safe = MemberSum(safe ? 0.0f : 1.0f) == 0;
+    const bool good = safe && row_error + col_error < FLT_MAX;
+    if (rank_ == 0 && threadIdx.x == 0) {
+      task_.redo[member] = good ? 0 : 1;
+      if (!good) tally->flags |= Tally::kRedo;
+      if (good) Certify(task_, member, true, row_error, col_error, task_.iterations, tally);
+    }
+    if constexpr (kBackward) {
+      Reverse(row_bar, col_bars);
+      const float infinite = MemberSum(FinishGradient() ? 0.0f : 1.0f);
+      if (rank_ == 0 && threadIdx.x == 0 && good && infinite != 0) tally->flags |= Tally::kNotFinite;
+    }
+    __syncthreads();  // Shared memory and the slot are free.
+  }
+
+ private:
+  using Base::across_;
+  using Base::C;
+  using Base::Column;
+  using Base::Columns;
+  using Base::down_;
+  using Base::FirstColumn;
+  using Base::FirstRow;
+  using Base::HasRow;
+  using Base::HistoryU;
+  using Base::HistoryV;
+  using Base::HistoryX;
+  using Base::HistoryY;
+  using Base::Inside;
+  using Base::IsFirstOwner;
+  using Base::kColumns;
+  using Base::kept_;
+  using Base::kGroup;
+  using Base::kKept;
+  using Base::lane_;
+  using Base::Line;
+  using Base::member_;
+  using Base::MemberSum;
+  using Base::n_;
+  using Base::OwnColumn;
+  using Base::OwnRow;
+  using Base::Pass;
+  using Base::rank_;
+  using Base::Read;
+  using Base::ReadVector;
+  using Base::Remember;
+  using Base::Rows;
+  using Base::shift_;
+  using Base::Staged;
+  using Base::Start;
+  using Base::Stored;
+  using Base::task_;
+  using Base::Vector;
+  using Base::Write;
+
+  // ---- Iterations ---------------------------------------------------------------------------------------------------
+  // Returns this thread's part of the columns' errors.
+  __device__ float Iterate(float (&v)[C]) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) v[c] = Inside(c) ? 1.0f : 0.0f;
+    if constexpr (kBackward) {
+      for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(0)[j] = j < n_ ? 1.0f : 0.0f;
+    }
+    float error = 0;
+#pragma unroll 1
+    for (int t = 1; t <= task_.iterations; ++t) {
+      float q[C];
+      u_ = Pass(v, q, [&](float sum) { return HasRow() ? Reciprocal(sum) : 0.0f; });
+      if (kBackward && across_ == 0) HistoryU(t)[down_ * 32 + lane_] = u_;
+      Columns(q, [&](int j, float sum) {
+        const float now = Reciprocal(sum);
+        error = fabsf(fmaf(now, sum, -1.0f));
+        if (t == task_.iterations) StoreSum(task_.column_sums, j, now * sum);
+        return now;
+      });
+      ReadVector(v);
+      if constexpr (kBackward) Remember(HistoryV(t));
+    }
+    return IsFirstOwner() ? error : 0.0f;
+  }
+  __device__ void StoreSum(const Output& output, int k, float x) const {
+    if (output.data != nullptr) StoreAs(output.dtype, output.data, member_ * n_ + k, x);
+  }
+
+  // ---- P and its sums; backward, the adjoints of the last step ------------------------------------------------------
+  // Returns this thread's part of the rows' errors. row_bar: of the own row. col_bars: of the lane's columns, of this
+  // warp's rows.
+  __device__ float FinishForward(const float (&v)[C], float* row_bar, float (&col_bars)[C]) {
+    const HeldRows<Shape> rows = Rows();
+    Line()[lane_] = u_;
+    __syncwarp();  // The multipliers are there.
+#pragma unroll
+    for (int c = 0; c < C; ++c) col_bars[c] = 0;
+    float row_sum = 0;
+    const auto group = [&](int first, auto row_of) {
+      float sums[kGroup], bars[kGroup];
+      if constexpr (kBackward) {
+        rows.Fetch(task_.cotangent, first, kGroup, Staged(0));
+        rows.Arrived();
+      }
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        float p[C], d[C] = {};
+        const float u = Line()[first + k];
+        row_of(k, p);
+        if constexpr (kBackward) Read(Staged(k), d);
+        sums[k] = bars[k] = 0;
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          p[c] = p[c] * u * v[c];
+          sums[k] += p[c];
+          if (kBackward) {
+            const float bar = FirstRow() + first + k < n_ && Inside(c) ? d[c] * p[c] : 0.0f;
+            bars[k] += bar;
+            col_bars[c] += bar;
+          }
+        }
+        Write(p, Staged(k));
+      }
+      if (task_.plan.data != nullptr) rows.Store(task_.plan, first, kGroup, Staged(0));
+      __syncwarp();  // The buffer is free.
+      const float sum = Scatter<kGroup>(sums, lane_), bar = kBackward ? Scatter<kGroup>(bars, lane_) : 0.0f;
+      if (lane_ / kGroup == first / kGroup) row_sum = sum, *row_bar = bar;
+    };
+#pragma unroll
+    for (int first = 0; first < kKept; first += kGroup) {
+      group(first, [&](int k, float(&row)[C]) {
+#pragma unroll
+        for (int c = 0; c < C; ++c) row[c] = kept_[first + k][c];
+      });
+    }
+#pragma unroll 1
+    for (int first = kKept; first < Shape::kWarpRows; first += kGroup) {
+      group(first, [&](int k, float(&row)[C]) { Read(Stored(first - kKept + k), row); });
+    }
+    row_sum = this->template AcrossWarps<Sum>(row_sum, 0);
+    if constexpr (kBackward) *row_bar = this->template AcrossWarps<Sum>(*row_bar, 1);
+    if (across_ != 0 || !HasRow()) return 0;
+    StoreSum(task_.row_sums, OwnRow(), row_sum);
+    return fabsf(row_sum - 1);
+  }
+
+  // ---- The iterations backward: their multipliers to the history ----------------------------------------------------
+  __device__ void Reverse(float row_bar, const float (&col_bars)[C]) {
+    const int last = task_.iterations, j_own = OwnColumn();
+    const float v_last = HistoryV(last)[j_own];
+    Columns(col_bars, [&](int, float sum) { return sum * v_last; });
+#pragma unroll 1
+    for (int t = last; t >= 1; --t) {
+      float y[C], q[C];
+      const float u = HistoryU(t)[down_ * 32 + lane_], v = HistoryV(t - 1)[j_own];
+      ReadVector(y);
+      Remember(HistoryY(t));
+      const float x = Pass(y, q, [&](float sum) { return fmaf(-u, sum, row_bar) * u; });
+      row_bar = 0;
+      if (across_ == 0) HistoryX(t)[down_ * 32 + lane_] = x;
+      if (t > 1) Columns(q, [&](int, float sum) { return -v * sum * v; });
+    }
+    __syncthreads();  // The history is there.
+  }
+
+  // ---- The gradient -------------------------------------------------------------------------------------------------
+  // True: this thread's part is finite.
+  __device__ bool FinishGradient() {
+    const HeldRows<Shape> rows = Rows();
+    float infinite = 0;
+    Line()[lane_] = u_;
+#pragma unroll 1
+    for (int first = 0; first < Shape::kWarpRows; first += kKept) {
+      float g[kKept][C], v[C];
+      __syncwarp();  // The buffer is free.
+      rows.Fetch(task_.cotangent, first, kKept, Stored(0));
+      Read(HistoryV(task_.iterations) + FirstColumn(), v);
+      rows.Arrived();
+#pragma unroll
+      for (int k = 0; k < kKept; ++k) {
+        const float u = Line()[first + k];
+        Read(Stored(k), g[k]);
+#pragma unroll
+        for (int c = 0; c < C; ++c) g[k][c] *= u * v[c];
+      }
+      __syncwarp();  // The buffer is free.
+      rows.Fetch(task_.logits, first, kKept, Stored(0));
+      AddHistory(down_ * 32 + first, g);
+      rows.Arrived();
+#pragma unroll
+      for (int k = 0; k < kKept; ++k) {
+        float w[C];
+        const float shift = __shfl_sync(kFullMask, shift_, first + k);
+        Read(Stored(k), w);
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          g[k][c] *= Exp2(fmaf(kLog2E, w[c], shift));
+          if (FirstRow() + first + k < n_ && Inside(c)) infinite = fmaf(g[k][c], 0.0f, infinite);
+        }
+        Write(g[k], Stored(k));  // Where the lane's logits were.
+      }
+      rows.Store(task_.gradient, first, kKept, Stored(0));
+    }
+    return infinite == 0;
+  }
+  // g -= sum_t (u_t y_t^T + x_t v_(t-1)^T), the block's rows from `first` on.
+  __device__ void AddHistory(int first, float (&g)[kKept][C]) const {
+#pragma unroll 1
+    for (int t = 1; t <= task_.iterations; ++t) {
+      float y[C], v[C];
+      Read(HistoryY(t) + FirstColumn(), y);
+      Read(HistoryV(t - 1) + FirstColumn(), v);
+#pragma unroll
+      for (int k = 0; k < kKept; k += 4) {
+        const float4 u = *reinterpret_cast<const float4*>(HistoryU(t) + first + k);
+        const float4 x = *reinterpret_cast<const float4*>(HistoryX(t) + first + k);
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          g[k][c] = fmaf(-u.x, y[c], fmaf(-x.x, v[c], g[k][c]));
+          g[k + 1][c] = fmaf(-u.y, y[c], fmaf(-x.y, v[c], g[k + 1][c]));
+          g[k + 2][c] = fmaf(-u.z, y[c], fmaf(-x.z, v[c], g[k + 2][c]));
+          g[k + 3][c] = fmaf(-u.w, y[c], fmaf(-x.w, v[c], g[k + 3][c]));
+        }
+      }
+    }
+  }
+
+  float u_ = 0;  // Of the own row.
+};
+
+template <class Shape, bool kBackward>
+__global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 128 ? 3 : 1)
+    HeldKernel(const __grid_constant__ LaunchOf launch) {
+#if __CUDA_ARCH__ >= 900  // The shared memory of one before is too small.
+  __shared__ Task task;
+  __shared__ uint64_t barriers[2];
+  const int block = LoadTask(launch, &task);
+  const int ranks = Shape::kCluster ? task.ranks : 1, rank = block % ranks, clusters = task.blocks / ranks;
+  __shared__ LaneTally tally;  // Thread 0's; registers have no room for it.
+  if (threadIdx.x == 0) tally = LaneTally();
+  Held<Shape, kBackward> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers, rank,
+                              ranks);
+  for (int64_t member = task.first + block / ranks; member < task.last; member += clusters) held.Solve(member, &tally);
+  if constexpr (Shape::kCluster) SyncCluster();  // Nobody sends to a block that is gone.
+  if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);
+#endif
+}
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_

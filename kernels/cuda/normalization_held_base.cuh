@@ -1,0 +1,365 @@
+// Plain normalisations with sides from 65 to 1,024: K = exp(W - row maximum) is held in the registers and the shared
+// memory of a block, or of a cluster of blocks of which each has some of the rows, from the first iteration to the
+// last. An iteration multiplies each entry twice where it lies, and nothing but vectors moves.
+//
+// A lane owns four or eight columns of 32 rows of its warp: half of the rows in registers, the others in shared memory.
+// Sums over rows are reduced by scattering: lane l ends with that of row l and keeps what belongs to the row (its
+// scaling, its adjoint). Sums over columns go through shared memory; in a cluster each block sums up some columns for
+// all, from parts sent to it, and sends back what becomes of them.
+//
+// Here: a block's memory, the start, a pass over rows and columns. The course of a member: normalization_held.cuh.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_BASE_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_BASE_CUH_
+
+#include "kernels/cuda/normalization_held_rows.cuh"
+#include "kernels/cuda/transport_cluster.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// Four floats to the same place in the shared memory of block `rank` of the cluster.
+__device__ inline void SendQuad(const float* own, const float4& x, const uint64_t* barrier, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   RemoteAddress(own, rank)),
+               "r"(__float_as_uint(x.x)), "r"(__float_as_uint(x.y)), "r"(__float_as_uint(x.z)),
+               "r"(__float_as_uint(x.w)), "r"(RemoteAddress(barrier, rank))
+               : "memory");
+#endif
+}
+__device__ inline void StoreRemote(const float* own, float x, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(RemoteAddress(own, rank)), "f"(x) : "memory");
+#endif
+}
+
+template <class Shape>
+class HeldBase {
+ public:
+  static constexpr int C = Shape::C, W = Shape::W, kKept = Shape::kKept, kGroup = Shape::kGroup;
+  static constexpr int kWarpColumns = Shape::kWarpColumns, kColumns = Shape::kColumns;
+
+ protected:
+  // `barriers`: of this block; used in clusters.
+  __device__ HeldBase(const Task& task, float* slot, uint64_t (&barriers)[2], int rank, int ranks)
+      : task_(task),
+        n_(task.n),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x / 32),
+        across_(warp_ % Shape::kAcross),
+        down_(warp_ / Shape::kAcross),
+        rank_(rank),
+        ranks_(ranks),
+        barriers_(barriers),
+        history_(slot) {}
+
+  // ---- Shared memory: addresses that take no registers --------------------------------------------------------------
+  static constexpr int kStoredFloats = (Shape::kWarpRows - kKept) * kWarpColumns, kStageFloats = kGroup * kWarpColumns;
+  static constexpr int kParts = W * (kStoredFloats + kStageFloats), kVector = kParts + W * kWarpColumns;
+  static constexpr int kInbox = kVector + kColumns, kLine = kVector + (Shape::kCluster ? 2 : 1) * kColumns;
+  static constexpr int kRowParts = kLine + 32 * W, kScalars = kRowParts + 2 * Shape::kAcross * Shape::kRows;
+  static_assert(kScalars + W + Shape::kRanksMost <= kHeldSharedFloats<Shape>, "all of it");
+
+  __device__ static float* Shared(int at) { return reinterpret_cast<float*>(DynamicShared()) + at; }
+  // The warp's: rows of K, [kWarpRows - kKept, kWarpColumns]; rows that come and go, [kGroup, kWarpColumns]; the
+  // multipliers of its rows, [32].
+  __device__ float* Stored(int k) const { return Shared(warp_ * kStoredFloats + k * kWarpColumns); }
+  __device__ float* Staged(int k) const { return Shared(W * kStoredFloats + warp_ * kStageFloats + k * kWarpColumns); }
+  __device__ float* Line() const { return Shared(kLine + 32 * warp_); }
+  // The block's: the warps' sums of columns, [kDown, kColumns]; the vector; in clusters the sums that the blocks sent
+  // of the columns that this one owns, [quads, kRanksMost] of 4; parts of rows' sums, [2, kAcross, kRows]; [W] and
+  // [ranks].
+  __device__ static float* Parts(int down) { return Shared(kParts + down * kColumns); }
+  __device__ static float* Vector() { return Shared(kVector); }
+  __device__ static float* Inbox() { return Shared(kInbox); }
+  __device__ static float* RowParts(int buffer) { return Shared(kRowParts + buffer * Shape::kAcross * Shape::kRows); }
+  __device__ static float* Scalars() { return Shared(kScalars); }
+
+  // ---- Places -------------------------------------------------------------------------------------------------------
+  __device__ int FirstRow() const { return rank_ * Shape::kRows + down_ * Shape::kWarpRows; }
+  __device__ int FirstColumn() const { return across_ * kWarpColumns; }
+  // The lane's own row, and whether it is one.
+  __device__ int OwnRow() const { return FirstRow() + lane_; }
+  __device__ bool HasRow() const { return OwnRow() < n_; }
+  // Column number c of the lane: in its warp.
+  __device__ int Column(int c) const { return 4 * lane_ + 128 * (c / 4) + c % 4; }
+  __device__ bool Inside(int c) const { return FirstColumn() + Column(c) < n_; }
+  __device__ HeldRows<Shape> Rows() const { return {member_, n_, FirstRow(), FirstColumn(), lane_}; }
+  // The lane's C numbers of a row of a buffer.
+  __device__ void Read(const float* row, float (&x)[C]) const {
+#pragma unroll
+    for (int c = 0; c < C; c += 4) {
+      const float4 y = *reinterpret_cast<const float4*>(row + Column(c));
+      x[c] = y.x, x[c + 1] = y.y, x[c + 2] = y.z, x[c + 3] = y.w;
+    }
+  }
+  __device__ void Write(const float (&x)[C], float* row) const {
+#pragma unroll
+    for (int c = 0; c < C; c += 4) {
+      *reinterpret_cast<float4*>(row + Column(c)) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
+    }
+  }
+  __device__ void ReadVector(float (&x)[C]) const { Read(Vector() + FirstColumn(), x); }
+
+  // ---- Rows whose columns several warps hold ------------------------------------------------------------------------
+  // Of the parts of all of them, in the lane's own row. Buffers 0 and 1 take turns.
+  template <class Op>
+  __device__ float AcrossWarps(float part, int buffer) const {
+    if constexpr (Shape::kAcross == 1) return part;
+    float* const parts = RowParts(buffer) + down_ * Shape::kWarpRows + lane_;
+    parts[across_ * Shape::kRows] = part;
+    // The warps side by side have written theirs.
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + down_), "n"(32 * Shape::kAcross) : "memory");
+    float all = parts[0];
+#pragma unroll
+    for (int w = 1; w < Shape::kAcross; ++w) all = Op::Of(all, parts[w * Shape::kRows]);
+    return all;
+  }
+
+  // ---- Start --------------------------------------------------------------------------------------------------------
+  __device__ float Largest(const float (&w)[C]) const {
+    float top = -FLT_MAX;
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      if (Inside(c)) top = fmaxf(top, w[c]);
+    }
+    return top;
+  }
+  // K of a row of logits; `lowest`: of the exponents.
+  __device__ void Exponentials(bool is_row, float shift, float (&w)[C], float* lowest) const {
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      const bool inside = is_row && Inside(c);
+      const float x = fmaf(kLog2E, w[c], shift);
+      if (inside) *lowest = fminf(*lowest, x);
+      w[c] = inside ? Exp2(x) : 0.0f;
+    }
+  }
+  // False, to some threads at least: the range is too wide.
+  __device__ bool Start() {
+    const HeldRows<Shape> rows = Rows();
+    rows.Fetch(task_.logits, 0, kKept, Stored(0));
+    rows.Arrived();
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) Read(Stored(k), kept_[k]);
+    __syncwarp();  // The buffer is free.
+    rows.Fetch(task_.logits, kKept, Shape::kWarpRows - kKept, Stored(0));
+    float tops[kKept];
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) tops[k] = Largest(kept_[k]);
+    float top = Scatter<kKept, Max>(tops, lane_);
+    rows.Arrived();
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      float w[C];
+      Read(Stored(k), w);
+      tops[k] = Largest(w);
+    }
+    const float lower = Scatter<kKept, Max>(tops, lane_);
+    top = AcrossWarps<Max>(lane_ < kKept ? top : lower, 1);  // A pass begins with buffer 0.
+    shift_ = HasRow() ? -kLog2E * top : 0.0f;  // Its rounding scales the row: nothing that u would not undo.
+    float lowest = 0;
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      Exponentials(FirstRow() + k < n_, __shfl_sync(kFullMask, shift_, k), kept_[k], &lowest);
+    }
+#pragma unroll 2
+    for (int k = 0; k < Shape::kWarpRows - kKept; ++k) {
+      float w[C];
+      Read(Stored(k), w);
+      Exponentials(FirstRow() + kKept + k < n_, __shfl_sync(kFullMask, shift_, kKept + k), w, &lowest);
+      Write(w, Stored(k));
+    }
+    // All logits within the range of their maximum, and above the floor.
+    return lowest >= -kLog2E * kGeneralRange && (!HasRow() || top - kGeneralRange > task_.floor32);
+  }
+
+  // ---- A pass: products of rows with x, what `row` makes of each, and the products of that with columns, to q -------
+  // row(sum): on the row's own lane; without effects, it is called twice. Returns row(sum) of the own row.
+  template <class RowFunction>
+  __device__ float Pass(const float (&x)[C], float (&q)[C], RowFunction row) const {
+    float near[kGroup][C], sums[kKept], group[kGroup];
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) sums[k] = Product(kept_[k], x);
+    float sum = Scatter<kKept>(sums, lane_);
+    Multiply(0, x, near, group);
+    const float second = Scatter<kGroup>(group, lane_);
+    const float upper = row(AcrossWarps<Sum>(lane_ < kKept ? sum : second, 0));
+    if (lane_ < kKept + kGroup) Line()[lane_] = upper;
+    __syncwarp();  // The multipliers are there.
+#pragma unroll
+    for (int c = 0; c < C; ++c) q[c] = 0;
+#pragma unroll
+    for (int k = 0; k < kKept; k += 4) {
+      const float4 u = *reinterpret_cast<const float4*>(Line() + k);
+      AddProduct(u.x, kept_[k], q);
+      AddProduct(u.y, kept_[k + 1], q);
+      AddProduct(u.z, kept_[k + 2], q);
+      AddProduct(u.w, kept_[k + 3], q);
+    }
+    AddGroup(kKept, near, q);
+    Multiply(kGroup, x, near, group);
+    sum = Scatter<kGroup>(group, lane_);
+    const float lower = row(AcrossWarps<Sum>(sum, 1));
+    if (lane_ >= kKept + kGroup) Line()[lane_] = lower;
+    __syncwarp();  // The multipliers are there.
+    AddGroup(kKept + kGroup, near, q);
+    return lane_ < kKept + kGroup ? upper : lower;
+  }
+  __device__ static float Product(const float (&k)[C], const float (&x)[C]) {
+    float sum = k[0] * x[0];
+#pragma unroll
+    for (int c = 1; c < C; ++c) sum = fmaf(k[c], x[c], sum);
+    return sum;
+  }
+  __device__ static void AddProduct(float u, const float (&k)[C], float (&q)[C]) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) q[c] = fmaf(u, k[c], q[c]);
+  }
+  // Stored rows from number `first` on, and their products with x.
+  __device__ void Multiply(int first, const float (&x)[C], float (&near)[kGroup][C], float (&sums)[kGroup]) const {
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) Read(Stored(first + k), near[k]);
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) sums[k] = Product(near[k], x);
+  }
+  __device__ void AddGroup(int line, const float (&near)[kGroup][C], float (&q)[C]) const {
+#pragma unroll
+    for (int k = 0; k < kGroup; k += 4) {
+      const float4 u = *reinterpret_cast<const float4*>(Line() + line + k);
+      AddProduct(u.x, near[k], q);
+      AddProduct(u.y, near[k + 1], q);
+      AddProduct(u.z, near[k + 2], q);
+      AddProduct(u.w, near[k + 3], q);
+    }
+  }
+
+  // ---- Columns: the sums of all rows' parts q, what `column` makes of each, to all as the vector --------------------
+  // column(j, sum): on the owner of column j < n (in a cluster several lanes, with the same numbers).
+  template <class ColumnFunction>
+  __device__ void Columns(const float (&q)[C], ColumnFunction column) {
+    Write(q, Parts(down_) + FirstColumn());
+    __syncthreads();  // The parts are there.
+    if constexpr (!Shape::kCluster) {
+      const int j = threadIdx.x;
+      float sum = Parts(0)[j];
+#pragma unroll
+      for (int w = 1; w < Shape::kDown; ++w) sum += Parts(w)[j];
+      Vector()[j] = j < n_ ? column(j, sum) : 0.0f;
+      __syncthreads();  // The vector is there.
+    } else {
+      SendParts();
+      AwaitReceived(&barriers_[0], parity_);
+      ReceiveParts(column);
+      AwaitReceived(&barriers_[1], parity_);
+      parity_ ^= 1;
+    }
+  }
+  // Quads of columns that there are, and those of an owner.
+  __device__ int QuadsOfAll() const { return (n_ + 3) / 4; }
+  __device__ int QuadsEach() const { return (QuadsOfAll() + ranks_ - 1) / ranks_; }
+  __device__ int QuadsMine() const { return max(min(QuadsEach(), QuadsOfAll() - rank_ * QuadsEach()), 0); }
+  // Each block's sums to the columns' owners.
+  __device__ void SendParts() {
+    if (threadIdx.x == 0) {
+      ExpectReceived(&barriers_[0], static_cast<unsigned>(QuadsMine() * ranks_ * sizeof(float4)));
+      ExpectReceived(&barriers_[1], static_cast<unsigned>(QuadsOfAll() * sizeof(float4)));
+    }
+    const int quad = threadIdx.x;
+    if (quad >= QuadsOfAll()) return;
+    float4 sum = *reinterpret_cast<const float4*>(Parts(0) + 4 * quad);
+#pragma unroll
+    for (int w = 1; w < Shape::kDown; ++w) {
+      const float4 x = *reinterpret_cast<const float4*>(Parts(w) + 4 * quad);
+      sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    }
+    const int owner = quad / QuadsEach(), place = quad % QuadsEach() * Shape::kRanksMost + rank_;
+    SendQuad(Inbox() + 4 * place, sum, &barriers_[0], owner);
+  }
+  // The column that a thread of a cluster's block owns, with others of its lanes.
+  __device__ int SharedColumn() const {
+    constexpr int kMost = Shape::kRanksMost;
+    const int quad = rank_ * QuadsEach() + static_cast<int>(threadIdx.x) / kMost;
+    return 4 * quad + (lane_ & kMost / 2 ? 2 : 0) + (lane_ & kMost / 4 ? 1 : 0);
+  }
+  // As many lanes as a cluster has blocks at most share a quad of columns: lane k of them has what block k sent, and
+  // sends to block k what becomes of the sums.
+  template <class ColumnFunction>
+  __device__ void ReceiveParts(ColumnFunction column) {
+    constexpr int kMost = Shape::kRanksMost;
+    const int place = threadIdx.x / kMost, from = threadIdx.x % kMost;
+    const bool there = place < QuadsMine();
+    float4 x = make_float4(0, 0, 0, 0);
+    if (there && from < ranks_) x = *reinterpret_cast<const float4*>(Inbox() + 4 * threadIdx.x);
+    const bool high = lane_ & kMost / 2, odd = lane_ & kMost / 4;
+    float a = high ? x.z : x.x, b = high ? x.w : x.y;
+    a += __shfl_xor_sync(kFullMask, high ? x.x : x.z, kMost / 2);
+    b += __shfl_xor_sync(kFullMask, high ? x.y : x.w, kMost / 2);
+    float sum = odd ? b : a;
+    sum += __shfl_xor_sync(kFullMask, odd ? a : b, kMost / 4);
+#pragma unroll
+    for (int mask = kMost / 8; mask >= 1; mask /= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
+    const int j = SharedColumn();
+    const float mine = there && j < n_ ? column(j, sum) : 0.0f;
+    const int base = lane_ / kMost * kMost;
+    x.x = __shfl_sync(kFullMask, mine, base);
+    x.y = __shfl_sync(kFullMask, mine, base + kMost / 4);
+    x.z = __shfl_sync(kFullMask, mine, base + kMost / 2);
+    x.w = __shfl_sync(kFullMask, mine, base + kMost / 2 + kMost / 4);
+    if (there && from < ranks_) SendQuad(Vector() + 4 * (rank_ * QuadsEach() + place), x, &barriers_[1], from);
+  }
+  // The column whose `column` this thread calls, and whether no other thread does.
+  __device__ int OwnColumn() const {
+    if constexpr (Shape::kCluster) return min(SharedColumn(), n_ - 1);
+    return min(static_cast<int>(threadIdx.x), n_ - 1);
+  }
+  __device__ bool IsFirstOwner() const {
+    constexpr int kAlike = Shape::kCluster ? Shape::kRanksMost / 4 : 1;  // Lanes with the same column.
+    return lane_ % kAlike == 0;
+  }
+
+  // ---- Sums over the member's blocks, in rank 0's first thread ------------------------------------------------------
+  __device__ float MemberSum(float x) const {
+    x = OverBlock<Sum, W>(x, Scalars());
+    if constexpr (!Shape::kCluster) return x;
+    float* const all = Scalars() + W;
+    if (threadIdx.x == 0) StoreRemote(all + rank_, x, 0);
+    SyncCluster();  // All blocks' are there.
+    float sum = all[0];
+    for (int k = 1; k < ranks_; ++k) sum += all[k];
+    SyncCluster();  // The memory is free.
+    return sum;
+  }
+
+  // ---- History ------------------------------------------------------------------------------------------------------
+  __device__ float* HistoryU(int t) const { return history_ + int64_t{t} * kHeldStep<Shape>; }
+  __device__ float* HistoryX(int t) const { return HistoryU(t) + Shape::kRows; }
+  __device__ float* HistoryV(int t) const { return HistoryX(t) + Shape::kRows; }
+  __device__ float* HistoryY(int t) const { return HistoryV(t) + kColumns; }
+  __device__ void Remember(float* to) const {
+    if (threadIdx.x < kColumns / 4) {
+      reinterpret_cast<float4*>(to)[threadIdx.x] = reinterpret_cast<const float4*>(Vector())[threadIdx.x];
+    }
+  }
+
+  const Task& task_;
+  const int n_, lane_, warp_, across_, down_;  // The warp's place among the block's.
+  const int rank_, ranks_;                     // The block's among the cluster's.
+  int64_t member_ = 0;
+
+  uint64_t (&barriers_)[2];
+  float* const history_;  // In the workspace.
+
+  float kept_[kKept][C];
+  float shift_ = 0;  // Of the own row: K = 2^(log2 e W + shift).
+  unsigned parity_ = 0;
+};
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_BASE_CUH_

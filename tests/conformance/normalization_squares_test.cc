@@ -1,0 +1,110 @@
+// Normalisation of squares with sides from 65 to 1,024, forward and backward, against the oracle: sides around the
+// sizes that kernels are made for, types, ranges of values, and company that changes no bit.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/conformance/backends.h"
+#include "tests/conformance/check.h"
+#include "tests/conformance/check_normalization.h"
+#include "tests/conformance/random_problems.h"
+
+namespace sinkhorn::conformance {
+namespace {
+
+// `count` members of normal logits.
+Case Squares(int64_t count, int64_t n, int iterations, double deviation, DType dtype, uint64_t seed) {
+  Case c =
+      CaseOf(RandomLogits(n, n, LogRowColumnRecipe(), iterations, deviation, seed),
+             absl::StrCat(count, " of ", n, " x ", n, ", ", iterations, " iterations, deviation ", deviation), dtype);
+  c.problem.count = count;
+  c.output_dtype = dtype;
+  c.logits = Tensor::Of(Random(seed).Normals(count * n * n, deviation), dtype);
+  return c;
+}
+
+Case WithCotangent(Case c) {
+  const int64_t size = c.problem.count * c.problem.n * c.problem.m;
+  c.cotangent = Tensor::Of(Random(99).Normals(size, 1), c.logits.dtype());
+  c.problem.normalization.backward = BackwardMode::kUnrolled;
+  absl::StrAppend(&c.name, ", backward");
+  return c;
+}
+
+class SquaresTest : public ConformanceTest {
+ protected:
+  void Check(const Case& c) {
+    SCOPED_TRACE(c.name);
+    const Answer answer = SolveAlone(backend(), c);
+    if (!answer.status.ok()) return;
+    for (int64_t index = 0; index < c.problem.count; ++index) {
+      const Case member = MemberCase(c, index);
+      const Answer member_answer = MemberAnswer(answer, index, c.problem.count);
+      ExpectMatchesRecipe(member, member_answer);
+      if (c.cotangent.present()) ExpectMatchesUnrolled(LabelPrefix(c) + "unrolled", member, member_answer);
+    }
+  }
+};
+
+constexpr int64_t kSides[] = {65, 66, 100, 127, 128, 129, 131, 200, 255, 256};
+constexpr int64_t kLargeSides[] = {257, 300, 383, 385, 512, 513, 577, 700, 961, 1000, 1023, 1024};
+
+TEST_P(SquaresTest, Forward) {
+  for (int64_t n : kSides) Check(Squares(3, n, 20, 1.5, DType::kFloat32, n));
+  for (int64_t n : kLargeSides) Check(Squares(1, n, 4, 1.5, DType::kFloat32, n));
+}
+
+TEST_P(SquaresTest, Backward) {
+  for (int64_t n : kSides) Check(WithCotangent(Squares(2, n, 7, 1, DType::kFloat32, n)));
+  for (int64_t n : kLargeSides) Check(WithCotangent(Squares(1, n, 3, 1, DType::kFloat32, n)));
+}
+
+TEST_P(SquaresTest, OneIteration) {
+  for (int64_t n : {67, 129, 500}) Check(WithCotangent(Squares(2, n, 1, 2, DType::kFloat32, n)));
+}
+
+// More vectors than a matrix has rows.
+TEST_P(SquaresTest, ManyIterations) { Check(WithCotangent(Squares(1, 130, 200, 1, DType::kFloat32, 5))); }
+
+TEST_P(SquaresTest, ShortTypes) {
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (int64_t n : {100, 129, 256, 259, 520}) Check(WithCotangent(Squares(2, n, 5, 1, dtype, n)));
+  }
+}
+
+// Rows whose values lie further apart than float32 reaches, next to rows that do not.
+TEST_P(SquaresTest, WideRanges) {
+  for (int64_t n : {80, 150, 300}) {
+    Case c = Squares(3, n, 5, 1, DType::kFloat32, n);
+    Vector logits = c.logits.values();
+    for (int64_t k = 0; k < n * n; ++k) logits[n * n + k] *= 40;
+    c.logits = Tensor::Of(logits);
+    absl::StrAppend(&c.name, ", one of 40");
+    Check(c);
+    Check(WithCotangent(c));
+  }
+}
+
+TEST_P(SquaresTest, SameBitsInAnyCompany) {
+  std::vector<Case> cases;
+  for (int64_t n : {100, 200, 256, 300, 400, 520, 600, 1000}) {
+    for (int64_t count : {1, 3}) {
+      cases.push_back(Squares(count, n, 6, 1, DType::kFloat32, n + count));
+      cases.push_back(WithCotangent(cases.back()));
+    }
+  }
+  std::vector<const Case*> all;
+  for (const Case& c : cases) all.push_back(&c);
+  const std::vector<Answer> together = SolveTogether(backend(), all);
+  for (size_t k = 0; k < cases.size(); ++k) {
+    const int64_t count = cases[k].problem.count;
+    EXPECT_EQ(DifferenceInBits(together[k], SolveAlone(backend(), cases[k])), "") << cases[k].name;
+    const Answer last = SolveAlone(backend(), MemberCase(cases[k], count - 1));
+    EXPECT_EQ(DifferenceInBits(MemberAnswer(together[k], count - 1, count), last), "") << cases[k].name << ", the last";
+  }
+}
+
+INSTANTIATE_ON_BACKENDS(SquaresTest);
+
+}  // namespace
+}  // namespace sinkhorn::conformance
