@@ -21,6 +21,29 @@ inline void LaunchKernel(void (*kernel)(Parameters...), int64_t blocks, int thre
   kernel<<<static_cast<unsigned>(blocks), threads, smem_bytes, stream>>>(arguments...);
 }
 
+// A launch with attributes, of a kernel that may take more than 48 KiB.
+class AttributedLaunch {
+ public:
+  template <typename... Parameters>
+  AttributedLaunch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes, cudaStream_t stream) {
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+    config_.gridDim = dim3(static_cast<unsigned>(blocks));
+    config_.blockDim = dim3(static_cast<unsigned>(threads));
+    config_.dynamicSmemBytes = smem_bytes;
+    config_.stream = stream;
+    config_.attrs = attributes_;
+  }
+  AttributedLaunch(const AttributedLaunch&) = delete;
+  AttributedLaunch& operator=(const AttributedLaunch&) = delete;
+  // Two at most.
+  void Add(const cudaLaunchAttribute& attribute) { attributes_[config_.numAttrs++] = attribute; }
+  const cudaLaunchConfig_t* config() const { return &config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2];
+  cudaLaunchConfig_t config_ = {};
+};
+
 // The block's dynamic shared memory.
 __device__ inline char* DynamicShared() {
   extern __shared__ __align__(128) char dynamic_shared[];

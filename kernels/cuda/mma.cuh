@@ -43,6 +43,13 @@ __device__ inline float FastExp2(float x) {
   return y;
 }
 
+// 1 / x by the same unit: 1 ulp, and 0 where it would be below 2^-126.
+__device__ inline float FastReciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace cuda
 }  // namespace sinkhorn
 

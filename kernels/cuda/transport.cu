@@ -24,10 +24,11 @@ class TransportFamily final : public Family {
     return problem.kind != ProblemKind::kNormalization && problem.n <= kMost && problem.m <= kMost;
   }
   int64_t WorkspaceBytes(const DeviceInfo& /*device*/, const Problem& problem) const override {
-    return problem.count * JobOf(problem, false).at.bytes;
+    return problem.count * JobOf(problem, {}).at.bytes;
   }
   double PredictedSeconds(const DeviceInfo& device, const Problem& problem) const override {
-    const double iteration = IterationSeconds(JobOf(problem, device.compute_major == 9));
+    const bool hopper = device.compute_major == 9;
+    const double iteration = IterationSeconds(JobOf(problem, {hopper, hopper}));
     return problem.solver.max_iterations * (iteration + 2 * kLaunchSeconds) + 3 * iteration + 20 * kLaunchSeconds;
   }
   std::unique_ptr<Resident> Make(const Problem& problem, void* workspace) const override {

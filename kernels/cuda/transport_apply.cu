@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
     double mass[4];
     SumRows(c, rows.sums, mass);
     if (t == 0 && w.linear) {
-      __shared__ double scratch[kThreads];
+      __shared__ double scratch[kMostWarps];
       const double linear = BlockSum(rows.linear, scratch);
       if (threadIdx.x == 0) member.At<double>(job.at.linear_value)[block] = linear;
     }

@@ -10,8 +10,6 @@
 // for each thread's columns of a row.
 //
 // Before Hopper: the same tiles, one at a time, by mma.sync, whose results lie in registers alike.
-#include <atomic>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cloud.cuh"
 #include "kernels/cuda/transport_cloud_stream.cuh"
@@ -161,16 +159,11 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
 }  // namespace
 
 bool HasHopperKernels() {
-  constexpr int kMostDevices = 64;
-  static std::atomic<int> known[kMostDevices];  // 0: not asked yet, 1: no, 2: yes.
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return false;
-  if (known[device] == 0) {
+  static FactOfDevice fact;
+  return fact.Get([] {
     cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, CloudStepKernel<1, false>);
-    known[device] = error == cudaSuccess && attributes.ptxVersion >= 90 ? 2 : 1;
-  }
-  return known[device] == 2;
+    return cudaFuncGetAttributes(&attributes, CloudStepKernel<1, false>) == cudaSuccess && attributes.ptxVersion >= 90;
+  });
 }
 
 void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, Pass pass,

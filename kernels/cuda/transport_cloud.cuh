@@ -69,6 +69,12 @@ struct CloudContext {
   }
 };
 
+// From products of scaled halves to exponents. What truncation takes off is made good.
+__device__ inline float ProductFactor(const Job& job, double scale, double point_scale) {
+  const double kept = 1 + kTruncation * (PlanesOf(job) == 2 ? 3 : 1) * CeilDiv(job.dim, 16);
+  return static_cast<float>(2 * job.in.kappa * scale / (point_scale * point_scale) * kept);
+}
+
 // By one thread.
 __device__ inline void FillContext(const Member& member, const RowBlock& b, int side, Pass pass, CloudContext* c) {
   const Job& job = member.job;
@@ -82,9 +88,7 @@ __device__ inline void FillContext(const Member& member, const RowBlock& b, int 
   c->log_weight = side == 0 ? view.log_weight[1] : view.log_weight[0];
   c->reference = c->phi[0];
   c->scale = kLog2E / state->epsilon;
-  // What truncation takes off is made good.
-  const double kept = 1 + kTruncation * (PlanesOf(job) == 2 ? 3 : 1) * CeilDiv(job.dim, 16);
-  c->factor = static_cast<float>(2 * job.in.kappa * c->scale / (state->point_scale * state->point_scale) * kept);
+  c->factor = ProductFactor(job, c->scale, state->point_scale);
   c->columns = job.size[other];
   c->own_phi = member.phi(b.engine, state->parity, side);
   c->shifts[0] = b.engine == 0 ? member.At<double>(job.at.linear[side]) : nullptr;

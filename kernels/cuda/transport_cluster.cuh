@@ -11,25 +11,31 @@
 namespace sinkhorn {
 namespace cuda {
 
-// A kernel whose blocks come in clusters of `ranks` neighbours. No blocks: no launch.
+constexpr int kPortableRanks = 8;  // Blocks of a cluster that every Hopper device takes.
+
+// What makes blocks come in clusters of `ranks` neighbours.
+inline cudaLaunchAttribute ClusterOf(int ranks) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(ranks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+// Before a kernel's first launch in clusters of so many.
+template <typename... Parameters>
+inline void AllowRanks(void (*kernel)(Parameters...), int ranks) {
+  if (ranks > kPortableRanks) (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+// A kernel whose blocks come so. No blocks: no launch.
 template <typename... Parameters, typename... Arguments>
 inline void LaunchCluster(void (*kernel)(Parameters...), int64_t blocks, int ranks, int threads, size_t smem_bytes,
                           cudaStream_t stream, const Arguments&... arguments) {
   if (ranks == 1) return LaunchKernel(kernel, blocks, threads, smem_bytes, stream, arguments...);
   if (blocks == 0) return;
-  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(ranks);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = smem_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  (void)cudaLaunchKernelEx(&config, kernel, arguments...);  // Errors are left for cudaGetLastError.
+  AllowRanks(kernel, ranks);
+  AttributedLaunch launch(kernel, blocks, threads, smem_bytes, stream);
+  launch.Add(ClusterOf(ranks));
+  (void)cudaLaunchKernelEx(launch.config(), kernel, arguments...);  // Errors are left for cudaGetLastError.
 }
 
 // All threads of all blocks arrive before any goes on; what they wrote before, to shared memory or to memory, is seen.
@@ -72,11 +78,28 @@ __device__ inline uint32_t RemoteAddress(const void* own, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(SharedAddress(own)), "r"(rank));
   return address;
 }
+// One number, or some side by side. Both addresses are this block's; block `rank` gets them there.
 __device__ inline void Send(const float* own, float value, const uint64_t* barrier, int rank) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(RemoteAddress(own, rank)),
       "r"(__float_as_uint(value)), "r"(RemoteAddress(barrier, rank))
       : "memory");
+}
+__device__ inline void Send(const float* own, const float (&value)[2], const uint64_t* barrier, int rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+                   RemoteAddress(own, rank)),
+               "r"(__float_as_uint(value[0])), "r"(__float_as_uint(value[1])), "r"(RemoteAddress(barrier, rank))
+               : "memory");
+}
+__device__ inline void Send(const float* own, const float (&value)[4], const uint64_t* barrier, int rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   RemoteAddress(own, rank)),
+               "r"(__float_as_uint(value[0])), "r"(__float_as_uint(value[1])), "r"(__float_as_uint(value[2])),
+               "r"(__float_as_uint(value[3])), "r"(RemoteAddress(barrier, rank))
+               : "memory");
+}
+__device__ inline void Send(const float* own, const float (&value)[1], const uint64_t* barrier, int rank) {
+  Send(own, value[0], barrier, rank);
 }
 __device__ inline void Send(const double* own, double value, const uint64_t* barrier, int rank) {
   asm volatile(
@@ -88,8 +111,8 @@ __device__ inline void Send(const double* own, double value, const uint64_t* bar
 __device__ inline void InitReceiving(uint64_t (&)[2]) {}
 __device__ inline void ExpectReceived(uint64_t*, unsigned) {}
 __device__ inline void AwaitReceived(uint64_t*, unsigned) {}
-template <typename T>
-__device__ inline void Send(const T*, T, const uint64_t*, int) {}
+template <typename T, typename V>
+__device__ inline void Send(const T*, const V&, const uint64_t*, int) {}
 #endif
 
 }  // namespace cuda

@@ -3,9 +3,10 @@
 // The primal bound is the primal value of P rounded to the marginals, in float64 (kernels/cpu/transport_bound.h):
 //   P' = diag(min(1, a / r)) P;  P'' = P' diag(min(1, b / c'));  Q = P'' + (a - P'' 1)(b - P''^T 1)^T / |a - P'' 1|_1
 //   bound = <C, Q> + eps KL(Q | a b^T)
-// Its sums are passes of transport_half_step.cu.
+// Its sums are passes of transport_half_step.cu. What rounding may have taken off it is added to it.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_control.cuh"
+#include "kernels/cuda/transport_hopper.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_tile.cuh"
 
@@ -36,11 +37,31 @@ __global__ void __launch_bounds__(kThreads) BoundStartKernel(LaunchTable table) 
   member.At<double>(job.at.bound_log_weight[side])[i] = member.log_mass(side)[i];
 }
 
-// sum of eps (a b - Q) + Q (C + eps log(Q / (a b))) over a row block.
+// One pair's part of the bound, and its errors in units of 2^-53.
+struct BoundTerm {
+  double value;
+  double size;      // Of what is added up: each addition, here and in the marginals, is wrong by 1 of it at most.
+  double exponent;  // Q's own: its exponents are sums of three numbers, made for its marginals and here once more.
+};
+__device__ BoundTerm TermOfBound(double product, double density, double added, double cost, double exponents,
+                                 double epsilon) {
+  const double q = density + added;
+  BoundTerm term = {epsilon * (product - q), epsilon * (product + q), 0};
+  if (!(q > 0)) return term;
+  const double entropy = epsilon * log(q / product);
+  term.value += q * (cost + entropy);
+  term.size += q * (fabs(cost) + fabs(entropy));
+  constexpr double kRoundings = 8;  // Of the three numbers, both times.
+  term.exponent =
+      kRoundings / kLog2E * exponents * density * fabs(cost + entropy);  // Of d value / d q = cost + entropy.
+  return term;
+}
+
+// sum of eps (a b - Q) + Q (C + eps log(Q / (a b))) over a row block, rounded up.
 template <bool kDense>
 __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) {
   __shared__ TileMemory<kDense, kDouble> memory;
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
   const int blocks = RowBlocks(job, 0, 0);
@@ -48,7 +69,8 @@ __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) 
   const int block = static_cast<int>(work.block % blocks), row0 = block * kTile;
   const double epsilon = job.solver.epsilon;
   const TileContext c = MakeTileContext(job, member.index, 0, 0, epsilon);
-  double total = 0, value = 0;
+  const double additions = 8.0 + c.rows + c.columns + c.dim;  // One after the other, at most.
+  double total = 0, value = 0, size = 0, exponent = 0;
   for (int k = threadIdx.x; k < blocks; k += kThreads) total += member.At<BlockStats>(job.at.bound_stats)[k].error;
   total = BlockSum(total, scratch);
   const double* psi[2] = {member.At<double>(job.at.bound_psi[0]), member.At<double>(job.at.bound_psi[1])};
@@ -66,16 +88,18 @@ __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) 
         const int j = col0 + 4 * c.col_lane + k;
         if (j >= c.columns) continue;
         const double product = member.mass(0)[i] * member.mass(1)[j];
-        const double exponent =
-            z[r][k] + (Term(psi[0], weight[0], 0, c.scale, i) + Term(psi[1], weight[1], 0, c.scale, j));
-        const double q = exp2(exponent) + share * lack[1][j];
+        const double row = Term(psi[0], weight[0], 0, c.scale, i), column = Term(psi[1], weight[1], 0, c.scale, j);
         const double cost =
             member.Shift(0, 0, i, /*distance=*/true) + member.Shift(0, 1, j, /*distance=*/true) - z[r][k] / c.scale;
-        value += epsilon * (product - q);
-        if (q > 0) value += q * (cost + epsilon * log(q / product));
+        const BoundTerm term = TermOfBound(product, exp2(z[r][k] + (row + column)), share * lack[1][j], cost,
+                                           fabs(z[r][k]) + fabs(row) + fabs(column), epsilon);
+        value += term.value;
+        size += term.size;
+        exponent += term.exponent;
       }
     }
   }
+  value += 0x1p-53 * (additions * size + exponent);
   value = BlockSum(value, scratch);
   if (threadIdx.x == 0) member.At<double>(job.at.bound_partial)[block] = value;
 }
@@ -115,6 +139,8 @@ __device__ void StorePoint(const Member& member, int side, int i) {
 }
 
 __global__ void __launch_bounds__(kThreads) StoreKernel(LaunchTable table) {
+  AllowNextKernel();
+  AwaitKernelBefore();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
   const int of_side = static_cast<int>(CeilDiv(job.size[0], kThreads));
@@ -133,7 +159,7 @@ struct DualValue {
 // <a, f> + <b, g> - eps (sum P - mass_a mass_b), and what rounding may have added to it: an exponent is a sum of
 // rounded terms, and densities and their sums are rounded too.
 __device__ DualValue DualOf(const Member& member, int engine) {
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
   const EngineState& state = *member.state(engine);
   double dual = 0, plan_mass = 0, terms = 0, largest[2] = {0, 0};
@@ -161,7 +187,7 @@ __device__ DualValue DualOf(const Member& member, int engine) {
 
 // <C, P>: what the passes added up, and the shifts' part.
 __device__ double LinearValue(const Member& member) {
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
   double products = 0, shifts = 0;
   for (int k = threadIdx.x; k < RowBlocks(job, 0, 0); k += kThreads) {
@@ -192,9 +218,11 @@ __device__ Convergence WorstOf(const Member& member) {
 }
 
 __global__ void __launch_bounds__(kThreads) ScalarsKernel(LaunchTable table) {
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
+  AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
+  AwaitKernelBefore();
   const Member member{job, work.block};
   if (!IsSolved(member)) return;
   const Outputs& out = job.out;
@@ -223,46 +251,52 @@ __global__ void __launch_bounds__(kThreads) ScalarsKernel(LaunchTable table) {
 
 // ---- Reports ------------------------------------------------------------------------------------------------------
 
-// The worst over all members; thread 0 goes through what the threads found, in the order of members.
+// Of `r`'s members and of those after them, `p`'s. Reasons are -1 where there are no members.
+__device__ void AddReport(const JobReport& p, JobReport* r) {
+  r->running += p.running;
+  r->modes |= p.modes;
+  r->iterations = max(r->iterations, p.iterations);
+  r->least_iterations = min(r->least_iterations, p.least_iterations);
+  if (r->diverged < 0 && p.diverged >= 0) r->diverged = p.diverged, r->diverged_iterations = p.diverged_iterations;
+  for (int side = 0; side < 2; ++side) r->error[side] = fmax(r->error[side], p.error[side]);
+  if (r->reason < 0 || (p.reason >= 0 && !p.converged)) r->reason = p.reason;
+  r->converged = r->converged && p.converged;
+}
+
+// The worst over all members: neighbours are put together, then neighbours of those.
 __global__ void __launch_bounds__(kThreads) ReportKernel(LaunchTable table, JobReport* reports) {
   __shared__ JobReport parts[kThreads];
+  AwaitKernelBefore();
   const Job& job = table.jobs[blockIdx.x];
-  JobReport r = {0, 0, 0, 1, 0, INT32_MAX, {0, 0}, -1, 0};
+  const JobReport none = {0, 0, 0, 1, -1, INT32_MAX, {0, 0}, -1, 0};
+  JobReport r = none;
   const int64_t each = CeilDiv(job.count, kThreads);
   const int64_t last = min(job.count, (threadIdx.x + 1) * each);
-  r.reason = -1;
   for (int64_t m = threadIdx.x * each; m < last; ++m) {
     const Member member{job, m};
     const Convergence worst = WorstOf(member);
+    JobReport of_member = none;
     for (int e = 0; e < job.engines; ++e) {
       const EngineState& s = *member.state(e);
-      r.running += s.stopped ? 0 : 1;
-      r.modes |= 1 << s.mode;
-      if (s.stopped && !s.finite && r.diverged < 0) r.diverged = m, r.diverged_iterations = s.iterations;
-      r.least_iterations = min(r.least_iterations, s.iterations);
+      of_member.running += s.stopped ? 0 : 1;
+      of_member.modes |= 1 << s.mode;
+      if (s.stopped && !s.finite && of_member.diverged < 0)
+        of_member.diverged = m, of_member.diverged_iterations = s.iterations;
+      of_member.least_iterations = min(of_member.least_iterations, s.iterations);
     }
-    r.iterations = max(r.iterations, worst.iterations);
-    r.error[0] = fmax(r.error[0], worst.marginal_error_a);
-    r.error[1] = fmax(r.error[1], worst.marginal_error_b);
-    if (m == 0 || !worst.converged) r.reason = static_cast<int>(worst.stop_reason);
-    r.converged = r.converged && worst.converged;
+    of_member.iterations = worst.iterations;
+    of_member.error[0] = worst.marginal_error_a;
+    of_member.error[1] = worst.marginal_error_b;
+    of_member.reason = static_cast<int>(worst.stop_reason);
+    of_member.converged = worst.converged;
+    AddReport(of_member, &r);
   }
   parts[threadIdx.x] = r;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  const int used = static_cast<int>(CeilDiv(job.count, each));  // Threads that had members.
-  for (int k = 1; k < used; ++k) {
-    const JobReport& p = parts[k];
-    r.running += p.running;
-    r.modes |= p.modes;
-    r.iterations = max(r.iterations, p.iterations);
-    r.least_iterations = min(r.least_iterations, p.least_iterations);
-    if (r.diverged < 0 && p.diverged >= 0) r.diverged = p.diverged, r.diverged_iterations = p.diverged_iterations;
-    for (int side = 0; side < 2; ++side) r.error[side] = fmax(r.error[side], p.error[side]);
-    if (p.reason >= 0) r.reason = p.reason;
-    r.converged = r.converged && p.converged;
+  for (int width = 1; width < kThreads; width *= 2) {
+    __syncthreads();
+    if (threadIdx.x % (2 * width) == 0) AddReport(parts[threadIdx.x + width], &parts[threadIdx.x]);
   }
-  reports[blockIdx.x] = r;
+  if (threadIdx.x == 0) reports[blockIdx.x] = parts[0];
 }
 
 }  // namespace
@@ -279,13 +313,13 @@ void LaunchBoundValue(const LaunchTable& table, int64_t blocks, bool dense, cuda
 int64_t StoreBlocks(const Job& job) { return CeilDiv(job.size[0], kThreads) + CeilDiv(job.size[1], kThreads); }
 
 void LaunchStore(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
-  LaunchKernel(StoreKernel, blocks, kThreads, 0, stream, table);
+  LaunchNext(StoreKernel, blocks, kThreads, 0, stream, table);
 }
 void LaunchScalars(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
-  LaunchKernel(ScalarsKernel, blocks, kThreads, 0, stream, table);
+  LaunchNext(ScalarsKernel, blocks, kThreads, 0, stream, table);
 }
 void LaunchReport(const LaunchTable& table, JobReport* reports, cudaStream_t stream) {
-  LaunchKernel(ReportKernel, table.job_count, kThreads, 0, stream, table, reports);
+  LaunchNext(ReportKernel, table.job_count, kThreads, 0, stream, table, reports);
 }
 
 }  // namespace cuda

@@ -7,7 +7,9 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/transport_launch.h"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SINKHORN_HOPPER 1
@@ -20,24 +22,28 @@ namespace cuda {
 
 // ---- Kernels that begin while the one before ends -----------------------------------------------------------------
 
-// A kernel that calls AwaitKernelBefore before it touches what the one before it in the stream leaves. No blocks: no
-// launch.
+// Lets a kernel begin early: it calls AwaitKernelBefore before it touches what the one before it in the stream leaves.
+inline cudaLaunchAttribute Overlapping() {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+// Such a kernel. No blocks: no launch.
 template <typename... Parameters, typename... Arguments>
 inline void LaunchOverlapping(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
                               cudaStream_t stream, const Arguments&... arguments) {
   if (blocks == 0) return;
-  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = smem_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  (void)cudaLaunchKernelEx(&config, kernel, arguments...);  // Errors are left for cudaGetLastError.
+  AttributedLaunch launch(kernel, blocks, threads, smem_bytes, stream);
+  launch.Add(Overlapping());
+  (void)cudaLaunchKernelEx(launch.config(), kernel, arguments...);  // Errors are left for cudaGetLastError.
+}
+// The same where Hopper's code is in use; elsewhere a plain launch.
+template <typename... Parameters, typename... Arguments>
+inline void LaunchNext(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
+                       cudaStream_t stream, const Arguments&... arguments) {
+  return HasHopperKernels() ? LaunchOverlapping(kernel, blocks, threads, smem_bytes, stream, arguments...)
+                            : LaunchKernel(kernel, blocks, threads, smem_bytes, stream, arguments...);
 }
 __device__ inline void AwaitKernelBefore() {
 #if SINKHORN_HOPPER

@@ -60,8 +60,8 @@ Layout LayoutOf(const Job& job) {
       const int64_t vector = EngineSize(job, e, side) * sizeof(double);
       for (int parity = 0; parity < 2; ++parity) at.phi[e][parity][side] = part.Take(vector);
       at.ratio[e][side] = part.Take(vector);
-      const int blocks =
-          std::max(RowBlocks(job, e, side), MayStream(job) ? RowBlocks(job, e, side, Geometry::kStream) : 0);
+      const int blocks = std::max(
+          {RowBlocks(job, e, side), kOnChipRanksMost, MayStream(job) ? RowBlocks(job, e, side, Geometry::kStream) : 0});
       at.stats[e][side] = part.Take(blocks * sizeof(BlockStats));
     }
     int64_t partial = 0;
@@ -108,9 +108,10 @@ int CloudSplits(int64_t rows, int64_t columns, int dim) {
 
 }  // namespace
 
-Job JobOf(const Problem& problem, bool hopper) {
+Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   Job job = {};
-  job.hopper = hopper;
+  job.hopper = kernels.hopper;
+  job.wide_clusters = kernels.wide_clusters;
   job.count = problem.count;
   job.size[0] = static_cast<int32_t>(problem.n);
   job.size[1] = static_cast<int32_t>(problem.m);
@@ -132,13 +133,17 @@ Job JobOf(const Problem& problem, bool hopper) {
           static_cast<int8_t>(CloudSplits(EngineSize(job, e, side), EngineSize(job, e, 1 - side), job.dim));
     }
   }
-  job.streamed = hopper && OnChipTiles(job) == 0 && MayStream(job);
+  job.streamed = job.hopper && OnChipTiles(job) == 0 && MayStream(job);
   job.at = LayoutOf(job);
   return job;
 }
 
 double IterationSeconds(const Job& job) {
-  if (OnChipTiles(job) > 0) return (1 + OnChipBlocks(job) / (OnChipTiles(job) > 2 ? 132.0 : 264.0)) * 0.6e-6;
+  if (OnChipTiles(job) > 0) {
+    // Blocks of an H200 at once: of one wave an iteration takes 1 to 3 us, and solves begin and end in each.
+    const double at_once = OnChipTiles(job) == 1 ? 792 : OnChipTiles(job) == 2 ? 264 : 132;
+    return (1 + 3 * OnChipBlocks(job) / at_once) * 1e-6;
+  }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
   if (job.streamed) return job.count * pairs * 1.2e-12 + 2e-5;

@@ -7,8 +7,13 @@
 namespace sinkhorn {
 namespace cuda {
 
-// All but the workspace's address. `hopper`: its kernels are there; the layout does not depend on it.
-Job JobOf(const Problem& problem, bool hopper);
+// What a device can do: Job's `hopper` and `wide_clusters`.
+struct DeviceKernels {
+  bool hopper, wide_clusters;
+};
+
+// All but the workspace's address, whose layout does not depend on the device.
+Job JobOf(const Problem& problem, const DeviceKernels& kernels);
 
 // Of one iteration of all members, launches left out.
 double IterationSeconds(const Job& job);

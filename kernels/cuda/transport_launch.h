@@ -5,12 +5,33 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "kernels/cuda/transport_types.cuh"
 
 namespace sinkhorn {
 namespace cuda {
+
+// Something that is asked for once a device, by any threads.
+class FactOfDevice {
+ public:
+  // Of the calling thread's device; `ask` answers.
+  template <typename Ask>
+  bool Get(Ask ask) {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return false;
+    if (known_[device] == 0) {
+      known_[device] = ask() ? 2 : 1;
+      (void)cudaGetLastError();  // That a device cannot is no error.
+    }
+    return known_[device] == 2;
+  }
+
+ private:
+  static constexpr int kMostDevices = 64;
+  std::atomic<int> known_[kMostDevices] = {};  // 0: not asked yet, 1: no, 2: yes.
+};
 
 // ---- transport_prepare.cu: inputs to the workspace, states to their start -----------------------------------------
 // Blocks of a member: PrepareBlocks(job, step), in this order of steps.
@@ -36,9 +57,12 @@ void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int d
 void LaunchAnderson(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 
 // ---- transport_on_chip.cu: whole solves, measured ------------------------------------------------------------------
-// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has `tiles` OnChipTiles.
+// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has these tiles and ranks.
 int64_t OnChipBlocks(const Job& job);
-void LaunchOnChip(const LaunchTable& table, int64_t blocks, bool dense, int tiles, int chunks, cudaStream_t stream);
+void LaunchOnChip(const LaunchTable& table, int64_t blocks, bool dense, int tiles, int ranks, int chunks,
+                  cudaStream_t stream);
+// Whether clusters of kOnChipRanksMost blocks can be had, on the calling thread's device.
+bool HasWideClusters();
 
 // ---- transport_stream.cu: large dense problems, both sides in one sweep ---------------------------------------------
 // For streamed jobs with `quads` StreamQuads at most: StreamSlabs of a member, then StreamEndBlocks of a job. The

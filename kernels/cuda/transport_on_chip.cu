@@ -1,18 +1,19 @@
 // Whole solves of small float32 problems: the plan's densities stay in registers, all iterations in one launch.
 //
 // T_ij = 2^(z_ij + row frame_i + column frame_j) lies in the registers of a block, or of a cluster of blocks (Hopper),
-// 64 entries a thread, and scalings are iterated: u_i = 1 / sum_j T_ij b_j v_j and v_j = 1 / sum_i T_ij a_i u_i, two
-// fused multiply-adds an entry and iteration instead of two exponentials. Frames are potentials frozen when T was made.
+// 64 to 256 entries a thread, and scalings are iterated: u_i = 1 / sum_j T_ij b_j v_j and v_j = 1 / sum_i T_ij a_i u_i,
+// two fused multiply-adds an entry and iteration instead of two exponentials. Frames: potentials as T was made.
 // When scalings drift away from 1 the iteration is done by log-sum-exps instead, and T made anew; so is the first.
 // Every kOnChipChunk iterations T is made anew whatever happens, so that a solve may be cut there without changing its
 // bits.
 //
-// A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then over the blocks of the
-// cluster: each sends its sums to all, so that all know the same columns and decide alike.
+// A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then, each by the block that
+// owns it, over the cluster's; their new weights go to all blocks, so that all know the same and decide alike.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
+#include "kernels/cuda/transport_hopper.cuh"
 #include "kernels/cuda/transport_launch.h"
-#include "kernels/cuda/transport_on_chip.cuh"
+#include "kernels/cuda/transport_on_chip_safe.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -36,41 +37,46 @@ __device__ __noinline__ double RelaxedTarget(float frame, float scaling, double 
 
 // The solve.
 template <bool kDense, int kTiles>
-class OnChip : private OnChipBlock<kDense, kTiles> {
+class OnChip : private OnChipSafe<kDense, kTiles> {
  public:
-  using Base = OnChipBlock<kDense, kTiles>;
+  using Base = OnChipSafe<kDense, kTiles>;
   using Base::Base;
-  using Base::kBlockThreads;
   using typename Base::Memory;
   using typename Base::S;
 
   __device__ void Run(int chunks) {
     Load();
-    const bool simple = job_.solver.tolerance == 0;
+    // Iterations of a fixed number are not judged; plain ones need no logarithms.
+    const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]);
     const int last = min(job_.solver.max_iterations, m_.state[0].iterations + chunks * kOnChipChunk);
     int parity = 0;  // Of scalings and state.
     bool safe = m_.state[0].iterations == 0;
     while (true) {
+      MakeExponents();
       if (safe) SafeIteration(&parity);
-      const bool ends = m_.state[parity].stopped || m_.state[parity].iterations >= last;
-      if (ends) Store(parity);
-      if (ends && !m_.state[parity].stopped) return;
       MakeDensities(parity);
-      if (ends) return Measure(parity);
-      const int begun = m_.state[parity].iterations;
-      const int until = min(last, (begun / kOnChipChunk + 1) * kOnChipChunk);
-      safe = simple ? IterateSimply(&parity, until) : IterateJudged(&parity, until);
-      FreezePotentials(parity);
+      bool ends = Ends(parity, last);
+      safe = false;
+      if (!ends) {
+        const int begun = m_.state[parity].iterations;
+        const int until = min(last, (begun / kOnChipChunk + 1) * kOnChipChunk);
+        safe = plain ? IteratePlainly(&parity, until) : IterateJudged(&parity, until);
+        FreezePotentials(parity);
+        ends = !safe && Ends(parity, last);
+      }
+      if (!ends) continue;
+      Store(parity);
+      if (m_.state[parity].stopped) Measure(parity);
+      return;
     }
   }
 
  private:
   using Base::Column;
-  using Base::CopyScalings;
   using Base::first_row;
   using Base::FreezePotentials;
-  using Base::HasColumn;
   using Base::heard_error_;
+  using Base::IsOwner;
   using Base::IsRow;
   using Base::job_;
   using Base::lane_;
@@ -79,171 +85,105 @@ class OnChip : private OnChipBlock<kDense, kTiles> {
   using Base::MakeDensities;
   using Base::MakeExponents;
   using Base::member_;
+  using Base::Owned;
+  using Base::OwnedColumn;
   using Base::rank_;
-  using Base::ReadColumns;
+  using Base::Read;
+  using Base::ReadEntries;
   using Base::Row;
+  using Base::SafeIteration;
   using Base::scale;
   using Base::size;
-  using Base::t_;
+  using Base::Spread;
   using Base::warp_;
-  using Base::WriteColumns;
-
-  // ---- Iterations by log-sum-exps ---------------------------------------------------------------------------------
-
-  // One iteration from phi, under maxima.
-  __device__ void SafeIteration(int* parity) {
-    __syncthreads();
-    const EngineState& state = m_.state[*parity];
-    double reference = m_.columns.phi[0];  // Potentials may share a constant.
-#pragma unroll 1
-    for (int side = 0; side < 2; ++side) {
-      if (side == 1) {
-        this->template Exchange<false>(0, true, rank_ == 0 ? m_.rows.phi[0] : 0);
-        reference = heard_error_;
-        __syncthreads();
-      }
-      MakeExponents();
-      if (side == 0) {
-        AddColumnTerms(reference);
-        SafeRows(reference, state.relax);
-      } else {
-        AddRowTerms(reference);
-        SafeColumns(reference, state.relax);
-      }
-      __syncthreads();
-    }
-    if (threadIdx.x == 0) {
-      EngineState next = state;
-      next.fresh = 0;
-      EndColumns(job_, 0, &next, 0);
-      m_.state[*parity ^ 1] = next;
-    }
-    *parity ^= 1;
-    __syncthreads();
+  using Base::Write;
+  template <bool kLargest>
+  __device__ float Gather(bool told = false, double error = 0) {
+    return Base::template Gather<kLargest>(told, error);
   }
 
-  __device__ void AddColumnTerms(double reference) {
-#pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) {
-      const int j = Column(c);
-      const float term = TermOf(m_.columns.phi[j], reference, m_.columns.log_mass[j]);
-#pragma unroll
-      for (int r = 0; r < S::kRows; ++r) t_[r][c] += term;
-    }
-  }
-  __device__ void AddRowTerms(double reference) {
-#pragma unroll
-    for (int r = 0; r < S::kRows; ++r) {
-      const float term = TermOf(m_.rows.phi[Row(r)], reference, m_.rows.log_mass[Row(r)]);
-#pragma unroll
-      for (int c = 0; c < S::kColumns; ++c) t_[r][c] += term;
-    }
-  }
-  __device__ float TermOf(double phi, double reference, float log_mass) const {
-    return static_cast<float>(fma(phi - reference, scale(), static_cast<double>(log_mass)));
-  }
-  template <int kSize>
-  __device__ void Move(SideMemory<kSize>* side, int k, double lse, double rho, double relax) {
-    side->phi[k] = HalfStep(side->phi[k], lse, scale(), side->shift[k], m_.epsilon, rho, relax);
-  }
-  __device__ void SafeRows(double reference, double relax) {
-#pragma unroll
-    for (int r = 0; r < S::kRows; ++r) {
-      float max = t_[r][0], sum = 0;
-#pragma unroll
-      for (int c = 1; c < S::kColumns; ++c) max = fmaxf(max, t_[r][c]);
-      for (int lane = 16; lane > 0; lane /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, lane));
-#pragma unroll
-      for (int c = 0; c < S::kColumns; ++c) sum += FastExp2(t_[r][c] - max);
-      for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-      if (lane_ == 0) {
-        Move(&m_.rows, Row(r), max + log2(static_cast<double>(sum)) + reference * scale(), m_.rho[0], relax);
-      }
-    }
-  }
-  __device__ void SafeColumns(double reference, double relax) {
-    float part[S::kColumns], max[S::kColumns];
-#pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) {
-      part[c] = t_[0][c];
-#pragma unroll
-      for (int r = 1; r < S::kRows; ++r) part[c] = fmaxf(part[c], t_[r][c]);
-    }
-    WriteColumns(part, m_.parts[warp_]);
-    __syncthreads();
-    const float largest = this->template Exchange<true>(this->template OverWarps<true>());
-    __syncthreads();  // The parts have been read.
-    if (HasColumn()) m_.columns.frame[threadIdx.x] = largest;
-    __syncthreads();
-    ReadColumns(m_.columns.frame, max);
-#pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) {
-      part[c] = 0;
-#pragma unroll
-      for (int r = 0; r < S::kRows; ++r) part[c] += FastExp2(t_[r][c] - max[c]);
-    }
-    WriteColumns(part, m_.parts[warp_]);
-    __syncthreads();
-    const float sum = this->template Exchange<false>(this->template OverWarps<false>());
-    if (!HasColumn()) return;
-    const double lse = largest + log2(static_cast<double>(sum)) + reference * scale();
-    Move(&m_.columns, threadIdx.x, lse, m_.rho[1], relax);
+  __device__ bool Ends(int parity, int last) const {
+    return m_.state[parity].stopped || m_.state[parity].iterations >= last;
   }
 
   // ---- Iterations by scalings -------------------------------------------------------------------------------------
 
   // The sum of row RowOf() of this warp over its lanes: halves of the rows change hands until one is left.
   __device__ float SumRow(float (&s)[S::kRows]) const {
-    int lane = 16;
-#pragma unroll
-    for (int count = S::kRows / 2; count >= 1; count /= 2, lane /= 2) {
-      const bool upper = (lane_ & lane) != 0;
-#pragma unroll
-      for (int k = 0; k < count; ++k) {
-        const float send = upper ? s[k] : s[k + count], keep = upper ? s[k + count] : s[k];
-        s[k] = keep + __shfl_xor_sync(0xffffffffu, send, lane);
-      }
-    }
-    for (; lane > 0; lane /= 2) s[0] += __shfl_xor_sync(0xffffffffu, s[0], lane);
+    Halve<S::kRows / 2>(s);
+    for (int lane = 16 / S::kRows; lane > 0; lane /= 2) s[0] += __shfl_xor_sync(0xffffffffu, s[0], lane);
     return s[0];
+  }
+  template <int kCount>
+  __device__ void Halve(float (&s)[S::kRows]) const {
+    constexpr int kLane = 32 * kCount / S::kRows;
+    const bool upper = (lane_ & kLane) != 0;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float send = upper ? s[k] : s[k + kCount], keep = upper ? s[k + kCount] : s[k];
+      s[k] = keep + __shfl_xor_sync(0xffffffffu, send, kLane);
+    }
+    if constexpr (kCount > 1) Halve<kCount / 2>(s);
   }
   __device__ int RowOf() const { return Row(lane_ / (32 / S::kRows)); }
   __device__ bool IsRowsFirstLane() const { return lane_ % (32 / S::kRows) == 0; }
 
-  __device__ float RowSum(int parity) {
-    float weight[S::kColumns], s[S::kRows];
-    ReadColumns(m_.columns.weight[parity], weight);
+  __device__ float RowSum(int parity) const {
+    float s[S::kRows];
 #pragma unroll
-    for (int r = 0; r < S::kRows; ++r) {
-      s[r] = 0;
+    for (int r = 0; r < S::kRows; ++r) s[r] = 0;
 #pragma unroll
-      for (int c = 0; c < S::kColumns; ++c) s[r] = fmaf(t_[r][c], weight[c], s[r]);
+    for (int g = 0; g < S::kGroups; ++g) {
+      float weight[S::kWidth];
+      Read(m_.weight[parity] + Column(g), weight);
+#pragma unroll
+      for (int r = 0; r < S::kRows; ++r) {
+        float e[S::kWidth];
+        ReadEntries(r, g, e);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) s[r] = fmaf(e[k], weight[k], s[r]);
+      }
     }
     return SumRow(s);
   }
   // Into parts; `parity`: of the rows' weights.
   __device__ void AddColumns(int parity) {
-    float weight[S::kRows], s[S::kColumns];
+    float weight[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) weight[r] = m_.rows.weight[parity][Row(r)];
 #pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) {
-      s[c] = 0;
+    for (int g = 0; g < S::kGroups; ++g) {
+      float s[S::kWidth];
 #pragma unroll
-      for (int r = 0; r < S::kRows; ++r) s[c] = fmaf(t_[r][c], weight[r], s[c]);
+      for (int k = 0; k < S::kWidth; ++k) s[k] = 0;
+#pragma unroll
+      for (int r = 0; r < S::kRows; ++r) {
+        float e[S::kWidth];
+        ReadEntries(r, g, e);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) s[k] = fmaf(e[k], weight[r], s[k]);
+      }
+      Write(s, m_.parts[warp_] + Column(g));
     }
-    WriteColumns(s, m_.parts[warp_]);
+  }
+  // Whether columns' weights are numbers; all warps of the cluster find the same.
+  __device__ bool AreGood(int parity) const {
+    bool good = true;
+    for (int j = lane_; j < S::kMost; j += 32) good = good && !isnan(m_.weight[parity][j]);
+    return __all_sync(0xffffffffu, good);
   }
 
-  // The new scaling of a row or column whose sum is `sum`. `reference`: what its frame is seen from.
-  template <int kSize>
-  __device__ float NewScaling(const SideMemory<kSize>& side, int k, double reference, float old, float sum, double rho,
-                              double relax) const {
-    if (relax == 1 && isinf(rho)) return 1 / sum;
-    return RelaxedScaling(side.frame[k], old, sum, side.shift[k] + reference, m_.scale, m_.epsilon, rho, relax);
-  }
-  __device__ static bool IsGood(float sum, float scaling) {
-    return sum > kTiny && sum < kHuge && scaling < kDrift && scaling > 1 / kDrift;
+  // The new scaling of a row or column whose sum is `sum`, and whether it may be kept. `shift`: what is added to the
+  // frame's part of the potential.
+  template <bool kPlain>
+  __device__ bool NewScaling(float frame, double shift, float old, float sum, double rho, double relax,
+                             float* scaling) const {
+    *scaling = FastReciprocal(sum);
+    if constexpr (kPlain) return sum > 1 / kDrift && sum < kDrift;
+    if (relax != 1 || !isinf(rho)) {
+      *scaling = RelaxedScaling(frame, old, sum, shift, m_.scale, m_.epsilon, rho, relax);
+    }
+    return sum > kTiny && sum < kHuge && *scaling<kDrift&& * scaling> 1 / kDrift;
   }
   __device__ double RowError(int k, float scaling, float sum) const {
     const double mass = m_.rows.mass[k], rho = m_.rho[0];
@@ -253,16 +193,17 @@ class OnChip : private OnChipBlock<kDense, kTiles> {
     return mass * fabs(static_cast<double>(scaling) * sum - target);
   }
 
-  // Iterates up to `until` iterations; true if the next must be done by log-sum-exps. The number is fixed: nothing is
-  // judged, and the state moves at the end.
-  __device__ bool IterateSimply(int* parity, int until) {
-    const int home = *parity;
-    const int wanted = until - m_.state[home].iterations;
+  // Iterates up to `until` iterations; true if the next must be done by log-sum-exps. Nothing is judged, and the state
+  // moves at the end.
+  __device__ bool IteratePlainly(int* parity, int until) {
+    const int home = *parity, wanted = until - m_.state[home].iterations;
     int done = 0;
-    while (done < wanted && Iterate(*parity, true)) {
-      ++done;
-      *parity ^= 1;
+    bool good = true;
+    while (good && done < wanted) {
+      good = Iterate<true>(*parity);
+      if (good) ++done, *parity ^= 1;
     }
+    if (!UndoIfBad(good, done, parity)) --done;
     __syncthreads();
     if (threadIdx.x == 0 && done > 0) {
       EngineState next = m_.state[home];
@@ -275,30 +216,56 @@ class OnChip : private OnChipBlock<kDense, kTiles> {
     return done < wanted;
   }
   __device__ bool IterateJudged(int* parity, int until) {
+    int done = 0;
     while (!m_.state[*parity].stopped && m_.state[*parity].iterations < until) {
-      const bool good = Iterate(*parity, false);
-      if (!m_.discard && !good) return true;
+      if (!Iterate<false>(*parity)) {
+        UndoIfBad(false, done, parity);
+        return true;
+      }
+      ++done;
       *parity ^= 1;
-      if (!m_.discard) continue;
-      CopyScalings(*parity ^ 1, *parity);  // The state alone is new.
-      __syncthreads();
+      if (m_.discard) {
+        CopyScalings(*parity ^ 1, *parity);  // The state alone is new.
+        return false;
+      }
     }
+    return !UndoIfBad(true, done, parity);
+  }
+  // Whether a sum was bad shows in the columns' weights, an iteration later: back to before it. True if none was.
+  __device__ bool UndoIfBad(bool good, int done, int* parity) const {
+    if (done == 0 || (good && AreGood(*parity))) return true;
+    *parity ^= 1;
     return false;
   }
+  __device__ void CopyScalings(int from, int to) {
+    for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
+      m_.rows.scaling[to][k] = m_.rows.scaling[from][k];
+      m_.rows.weight[to][k] = m_.rows.weight[from][k];
+    }
+    for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) m_.weight[to][j] = m_.weight[from][j];
+    if (IsOwner()) m_.scaling[to][Owned()] = m_.scaling[from][Owned()];
+    __syncthreads();
+  }
 
-  // One iteration into the other parity; false if it must be done by log-sum-exps.
-  __device__ bool Iterate(int parity, bool simple) {
-    const double relax = simple ? 1 : m_.state[parity].relax;
+  // One iteration into the other parity; false, with nothing done, if the one before must be done by log-sum-exps. What
+  // is bad spoils the weights of columns: rows of a block its parts of them, columns their own; and they, every row's
+  // sum of the next iteration.
+  template <bool kPlain>
+  __device__ bool Iterate(int parity) {
+    const double relax = kPlain ? 1 : m_.state[parity].relax;
+    const bool judged = !kPlain && job_.solver.tolerance > 0;
     // 1. Rows: this warp's own.
     const int row = RowOf();
     const float old = m_.rows.scaling[parity][row], sum = RowSum(parity);
-    const float u = NewScaling(m_.rows, row, -m_.reference, old, sum, m_.rho[0], relax);
-    bool bad = IsRow(row) && !IsGood(sum, u);
+    if (__any_sync(0xffffffffu, isnan(sum))) return false;
+    float u;
+    const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
+    const bool good = NewScaling<kPlain>(m_.rows.frame[row], row_shift, old, sum, m_.rho[0], relax, &u);
     if (IsRowsFirstLane()) {
       m_.rows.scaling[parity ^ 1][row] = IsRow(row) ? u : 1;
-      m_.rows.weight[parity ^ 1][row] = IsRow(row) ? m_.rows.mass[row] * u : 0;
+      m_.rows.weight[parity ^ 1][row] = IsRow(row) ? (good ? m_.rows.mass[row] * u : NAN) : 0;
     }
-    if (!simple) {
+    if (judged) {
       double error = IsRowsFirstLane() && IsRow(row) ? RowError(row, old, sum) : 0;
       for (int lane = 16; lane > 0; lane /= 2) error += __shfl_xor_sync(0xffffffffu, error, lane);
       if (lane_ == 0) m_.errors[warp_] = error;
@@ -306,20 +273,20 @@ class OnChip : private OnChipBlock<kDense, kTiles> {
     __syncwarp();
     // 2. Columns: parts of all warps, of all blocks.
     AddColumns(parity ^ 1);
-    bad = __syncthreads_or(bad) != 0;  // Parts and errors are there.
+    __syncthreads();  // Parts and errors are there.
     double error = 0;
-    for (int w = 0; w < S::kWarps && !simple; ++w) error += m_.errors[w];
-    // Bad rows spoil the columns of all blocks.
-    const float column = this->template Exchange<false>(bad ? NAN : this->template OverWarps<false>(), !simple, error);
-    if (HasColumn()) {
-      const int j = threadIdx.x;
-      const float v = NewScaling(m_.columns, j, m_.reference, m_.columns.scaling[parity][j], column, m_.rho[1], relax);
-      bad = bad || (j < size(1) && !IsGood(column, v));
-      m_.columns.scaling[parity ^ 1][j] = j < size(1) ? v : 1;
-      m_.columns.weight[parity ^ 1][j] = j < size(1) ? m_.columns.mass[j] * v : 0;
-    }
-    if (threadIdx.x == kBlockThreads - 1 && !simple) Decide(parity, heard_error_);
-    return __syncthreads_or(bad) == 0;  // Scalings and state are there.
+    for (int w = 0; w < S::kWarps && judged; ++w) error += m_.errors[w];
+    const float column = Gather<false>(judged, error);
+    const int j = OwnedColumn();
+    float v;
+    const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
+    const bool kept =
+        NewScaling<kPlain>(m_.frame[j], column_shift, m_.scaling[parity][Owned()], column, m_.rho[1], relax, &v);
+    if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = j < size(1) ? v : 1;
+    if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
+    Spread(j < size(1) ? (kept ? m_.mass[j] * v : NAN) : 0.0f, m_.weight[parity ^ 1]);
+    if (!kPlain) __syncthreads();  // The state is there.
+    return true;
   }
   // The state after this iteration, should it be kept.
   __device__ void Decide(int parity, double error) {
@@ -330,54 +297,56 @@ class OnChip : private OnChipBlock<kDense, kTiles> {
     m_.state[parity ^ 1] = next;
   }
 
+  // ---- Ends -------------------------------------------------------------------------------------------------------
+
   // What was written to memory is seen by the cluster's blocks.
   __device__ static void PublishToCluster() {
     __threadfence();
-    if (S::kRanks > 1) SyncCluster();
+    if (S::kCluster) SyncCluster();
     __syncthreads();
     __threadfence();
   }
 
-  // ---- Ends -------------------------------------------------------------------------------------------------------
-
   __device__ void Store(int parity) {
+    __syncthreads();
     const int at = m_.state[parity].parity;
-    for (int k = threadIdx.x; k < S::kBlockRows && IsRow(k); k += kBlockThreads) {
+    for (int k = threadIdx.x; k < S::kBlockRows && IsRow(k); k += S::kBlockThreads) {
       member_.phi(0, at, 0)[first_row() + k] = m_.rows.phi[k];
     }
     if (rank_ == 0) {
-      for (int j = threadIdx.x; j < size(1); j += kBlockThreads) member_.phi(0, at, 1)[j] = m_.columns.phi[j];
+      for (int j = threadIdx.x; j < size(1); j += S::kBlockThreads) member_.phi(0, at, 1)[j] = m_.phi[j];
       if (threadIdx.x == 0) *member_.state(0) = m_.state[parity];
     }
     PublishToCluster();
   }
 
-  // Sums of P at the final potentials.
+  // Sums of P at the final potentials, from the densities and scalings that make them.
   __device__ void Measure(int parity) {
-    MakeDensities(parity);
     const float row = RowSum(parity);
     AddColumns(parity);
     __syncthreads();
-    const float column = this->template Exchange<false>(this->template OverWarps<false>());
-    // One thread a row, and a share of the columns for each block: through shared memory.
-    if (HasColumn()) m_.columns.weight[parity][threadIdx.x] = column;
-    if (IsRowsFirstLane()) m_.rows.weight[parity][RowOf()] = row;
+    const float column = Gather<false>();
+    // One thread a row: through shared memory.
+    if (IsRowsFirstLane()) m_.rows.weight[parity ^ 1][RowOf()] = row;
     __syncthreads();
     const RowBlock block = {member_.index, 0, rank_, 0, 1};
+#pragma unroll 1
     for (int side = 0; side < 2; ++side) {
-      const int k = threadIdx.x, i = first_row() + k;
+      const int k = threadIdx.x, i = side == 0 ? first_row() + k : OwnedColumn();
+      const bool mine = side == 0 ? k < S::kBlockRows : IsOwner();
       BlockStats stats = {0, 0, 0, 0, 0, 1};
-      if (k < S::kBlockRows && i < size(side)) {
-        const float sum = side == 0 ? m_.rows.weight[parity][k] : m_.columns.weight[parity][i];
-        const double frame = side == 0 ? m_.rows.frame[k] : m_.columns.frame[i];
+      if (mine && i < size(side)) {
+        const double sum = side == 0 ? m_.rows.weight[parity ^ 1][k] : column;
+        const double frame = side == 0 ? m_.rows.frame[k] : m_.frame[i];
         const double reference = side == 0 ? -m_.reference : m_.reference;
-        const double lse = log2(static_cast<double>(sum)) - (frame / scale() + reference) * scale();
-        MeasureRow(member_, block, side, i, lse, scale(), &stats);
+        MeasureRow(member_, block, side, i, log2(sum) - (frame / scale() + reference) * scale(), scale(), &stats);
       }
-      if (first_row() < size(side)) StoreStats(stats, true, member_.stats(0, side) + rank_);
+      const int first = side == 0 ? first_row() : rank_ * this->owned_;
+      if (first < size(side)) StoreStats(stats, true, member_.stats(0, side) + rank_);
     }
     PublishToCluster();
     if (rank_ != 0) return;
+#pragma unroll 1
     for (int side = 0; side < 2; ++side) {
       EndPass(member_, block, side, Pass::kMeasure, RowBlocks(job_, 0, side, Geometry::kOnChip));
       __syncthreads();
@@ -386,21 +355,21 @@ class OnChip : private OnChipBlock<kDense, kTiles> {
 };
 
 template <bool kDense, int kTiles>
-__global__ void __launch_bounds__(32 * Shape<kTiles>::kWarps, kTiles == 1   ? 3
-                                                              : kTiles == 2 ? 2
-                                                                            : 1)
+__global__ void __launch_bounds__(Shape<kTiles>::kBlockThreads, Shape<kTiles>::kBlocksPerSm)
     OnChipKernel(LaunchTable table, int chunks) {
-  constexpr int kRanks = Shape<kTiles>::kRanks;
 #if __CUDA_ARCH__ < 900
-  if constexpr (kRanks == 1) {
+  if constexpr (!Shape<kTiles>::kCluster) {
 #endif
+    AllowNextKernel();
     const BlockWork work = FindWork(table, blockIdx.x);
     const Job& job = CopyJob(table.jobs[work.job]);
-    const int64_t index = work.block / kRanks;
+    AwaitKernelBefore();
+    const int ranks = Shape<kTiles>::kCluster ? OnChipShapeOf(job).ranks : 1;
+    const int64_t index = work.block / ranks;
     const EngineState* state = Member{job, index}.state(0);
     if (state->mode != kFloat || state->stopped) return;
     using Kernel = OnChip<kDense, kTiles>;
-    Kernel(job, index, static_cast<int>(work.block % kRanks),
+    Kernel(job, index, static_cast<int>(work.block % ranks),
            reinterpret_cast<typename Kernel::Memory*>(DynamicShared()))
         .Run(chunks);
 #if __CUDA_ARCH__ < 900
@@ -409,33 +378,56 @@ __global__ void __launch_bounds__(32 * Shape<kTiles>::kWarps, kTiles == 1   ? 3
 }
 
 template <bool kDense, int kTiles>
-void Launch(const LaunchTable& table, int64_t blocks, int chunks, cudaStream_t stream) {
+void Launch(const LaunchTable& table, int64_t blocks, int ranks, int chunks, cudaStream_t stream) {
   using S = Shape<kTiles>;
-  static_assert(S::kRows * S::kColumns <= 64 && S::kColumns % S::kWidth == 0, "registers");
-  LaunchCluster(OnChipKernel<kDense, kTiles>, blocks, S::kRanks, 32 * S::kWarps, sizeof(OnChipMemory<S>), stream, table,
-                chunks);
+  static_assert((S::kRows - S::kHeld) * S::kColumns <= 192 && S::kMost == S::kOwn * S::kBlockThreads, "registers");
+  const auto kernel = OnChipKernel<kDense, kTiles>;
+  const size_t smem_bytes = sizeof(OnChipMemory<kDense, S>);
+  if (ranks == 1) return LaunchNext(kernel, blocks, S::kBlockThreads, smem_bytes, stream, table, chunks);
+  if (blocks == 0) return;
+  AllowRanks(kernel, ranks);
+  AttributedLaunch launch(kernel, blocks, S::kBlockThreads, smem_bytes, stream);
+  launch.Add(ClusterOf(ranks));
+  launch.Add(Overlapping());
+  (void)cudaLaunchKernelEx(launch.config(), kernel, table, chunks);  // Errors are left for cudaGetLastError.
 }
 template <bool kDense>
-void Launch(const LaunchTable& table, int64_t blocks, int tiles, int chunks, cudaStream_t stream) {
+void Launch(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks, cudaStream_t stream) {
   switch (tiles) {
     case 1:
-      return Launch<kDense, 1>(table, blocks, chunks, stream);
+      return Launch<kDense, 1>(table, blocks, ranks, chunks, stream);
     case 2:
-      return Launch<kDense, 2>(table, blocks, chunks, stream);
+      return Launch<kDense, 2>(table, blocks, ranks, chunks, stream);
     case 4:
-      return Launch<kDense, 4>(table, blocks, chunks, stream);
+      return Launch<kDense, 4>(table, blocks, ranks, chunks, stream);
+    case 8:
+      return Launch<kDense, 8>(table, blocks, ranks, chunks, stream);
     default:
-      return Launch<kDense, 8>(table, blocks, chunks, stream);
+      return Launch<kDense, 16>(table, blocks, ranks, chunks, stream);
   }
 }
 
 }  // namespace
 
-int64_t OnChipBlocks(const Job& job) { return job.count * CeilDiv(OnChipTiles(job) * kTile, OnChipRows(job)); }
+int64_t OnChipBlocks(const Job& job) { return job.count * OnChipShapeOf(job).ranks; }
 
-void LaunchOnChip(const LaunchTable& table, int64_t blocks, bool dense, int tiles, int chunks, cudaStream_t stream) {
-  return dense ? Launch<true>(table, blocks, tiles, chunks, stream)
-               : Launch<false>(table, blocks, tiles, chunks, stream);
+bool HasWideClusters() {
+  static FactOfDevice fact;
+  return fact.Get([] {
+    using S = Shape<kOnChipTilesMost>;
+    const auto kernel = OnChipKernel<false, kOnChipTilesMost>;
+    AllowRanks(kernel, kOnChipRanksMost);
+    AttributedLaunch launch(kernel, kOnChipRanksMost, S::kBlockThreads, sizeof(OnChipMemory<false, S>), nullptr);
+    launch.Add(ClusterOf(kOnChipRanksMost));
+    int clusters = 0;
+    return cudaOccupancyMaxActiveClusters(&clusters, kernel, launch.config()) == cudaSuccess && clusters > 0;
+  });
+}
+
+void LaunchOnChip(const LaunchTable& table, int64_t blocks, bool dense, int tiles, int ranks, int chunks,
+                  cudaStream_t stream) {
+  return dense ? Launch<true>(table, blocks, tiles, ranks, chunks, stream)
+               : Launch<false>(table, blocks, tiles, ranks, chunks, stream);
 }
 
 }  // namespace cuda

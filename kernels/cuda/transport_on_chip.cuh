@@ -1,47 +1,66 @@
-// A problem in the registers of a block, or of a cluster of blocks: where its densities lie, how they are made, and
-// sums of columns over blocks.
+// A problem in the registers of a block, or of a cluster of blocks: where its densities lie, what is frozen into them,
+// and sums of columns over blocks.
+//
+// A block has `rows` rows and all columns; a warp has rows of its own, a lane kWidth columns side by side of each 32
+// kWidth. Each block looks after the potentials of `owned` columns: it alone has the cluster's sum of them.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/transport_cloud.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
 #include "kernels/cuda/transport_rows.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 
-// How the densities of up to 64 kTiles rows and columns lie in registers.
+// How the densities of up to 64 kTiles columns lie in a block.
 template <int kTiles>
 struct Shape {
-  static constexpr int kRanks = kTiles <= 2 ? 1 : kTiles / 4 * kTiles / 4 * 2;  // Blocks of a cluster.
-  static constexpr int kWarps = kTiles <= 2 ? 8 : 16;
+  static constexpr int kWarps = kTiles == 1 ? 2 : kTiles == 2 ? 4 : 8, kBlockThreads = 32 * kWarps;
+  static constexpr int kBlocksPerSm = kTiles == 1 ? 6 : kTiles == 2 ? 2 : 1;
+  static constexpr bool kCluster = kTiles > 2;
   static constexpr int kMost = kTiles * kTile;  // Columns.
-  static constexpr int kColumns = kMost / 32;   // Of a lane.
-  static constexpr int kBlockRows = kMost / kRanks, kRows = kBlockRows / kWarps;
-  static constexpr int kWidth = kColumns < 4 ? kColumns : 4;  // Columns of a lane side by side.
-  static constexpr int kDepth = 32;                           // Coordinates of a step.
+  static constexpr int kBlockRows = kTiles == 2 || kTiles == 4 ? 2 * kTile : kTile;
+  static constexpr int kRows = kBlockRows / kWarps, kColumns = kMost / 32;  // Of a warp; of a lane.
+  static constexpr int kWidth = kColumns < 4 ? kColumns : 4;
+  static constexpr int kGroups = kColumns / kWidth;   // Of kWidth columns.
+  static constexpr int kHeld = kTiles == 16 ? 3 : 0;  // Rows of a warp that lie in shared memory.
+  static constexpr int kOwn = kMost / kBlockThreads;  // Columns of a thread where threads share them out.
+  static constexpr int kOwnedMost = kTiles == 4 || kTiles <= 2 ? kBlockRows : kMost / 4;
+  static constexpr int kChunk = 32 * kWidth;  // Columns whose exponents are made together.
 };
 
 template <int kSize>
 struct SideMemory {
   double phi[kSize], shift[kSize];
   float log_mass[kSize], mass[kSize];
-  float frame[kSize];  // phi in units of epsilon, base 2, seen from `reference`.
-  // By parity:
-  float scaling[2][kSize];  // u or v
+  float frame[kSize];       // phi in units of epsilon, base 2, seen from `reference`.
+  float scaling[2][kSize];  // By parity: u
   float weight[2][kSize];   // mass * scaling
 };
 
-template <typename S>
+template <bool kDense, typename S>
 struct OnChipMemory {
+  static constexpr int kStage = kDense ? 1 : 8 * (S::kChunk + 4);  // Floats: 8 rows of a chunk.
   SideMemory<S::kBlockRows> rows;
-  SideMemory<S::kMost> columns;
-  float parts[S::kWarps][S::kMost];              // Of column sums.
-  float column_points[S::kDepth][S::kMost + 4];  // Coordinates, while densities are made.
-  float row_points[S::kBlockRows][S::kDepth];
-  float received[2][S::kRanks][S::kRanks > 1 ? S::kMost : 1];
-  double errors[S::kWarps], received_error[2][S::kRanks];
-  uint64_t arrived[2];  // Barriers of what is received.
+  // Of all columns:
+  double phi[S::kMost];
+  alignas(16) float weight[2][S::kMost];
+  alignas(16) float frame[S::kMost];  // While iterations are done by log-sum-exps: what columns add to exponents.
+  float log_mass[S::kMost], mass[S::kMost];
+  // Of those that this block owns:
+  double shift[S::kOwnedMost];
+  float scaling[2][S::kOwnedMost];
+  // Parts of column sums, a line a warp; while densities are made, products on their way.
+  union {
+    alignas(16) float parts[S::kWarps][S::kMost];
+    alignas(16) float stage[S::kWarps][kStage];
+  };
+  alignas(16) float held[S::kHeld > 0 ? S::kHeld* S::kGroups* S::kWidth : 1][S::kHeld > 0 ? S::kBlockThreads : 1];
+  alignas(16) char points[kDense ? 16 : 2 * S::kChunk * 2 * kDepth];  // Halves of a chunk's points.
+  alignas(16) float gathered[2][S::kCluster ? S::kMost : 1];
+  double errors[S::kWarps], gathered_error[2][kOnChipRanksMost];
+  uint64_t gathering[2], spreading[2];  // Barriers.
   EngineState state[2];
   int discard;  // The residual says that the solve was finished before this iteration.
   double reference;
@@ -53,11 +72,17 @@ template <bool kDense, int kTiles>
 class OnChipBlock {
  public:
   using S = Shape<kTiles>;
-  using Memory = OnChipMemory<S>;
-  static constexpr int kBlockThreads = 32 * S::kWarps;
+  using Memory = OnChipMemory<kDense, S>;
 
   __device__ OnChipBlock(const Job& job, int64_t index, int rank, Memory* memory)
-      : job_(job), member_{job, index}, m_(*memory), rank_(rank), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
+      : job_(job),
+        member_{job, index},
+        m_(*memory),
+        rank_(rank),
+        ranks_(S::kCluster ? OnChipShapeOf(job).ranks : 1),
+        owned_(S::kCluster ? OnChipShapeOf(job).owned : S::kMost),
+        warp_(threadIdx.x / 32),
+        lane_(threadIdx.x % 32) {}
 
  protected:
   // ---- Where things are -------------------------------------------------------------------------------------------
@@ -68,49 +93,71 @@ class OnChipBlock {
   // Of the block, that this warp's r is.
   __device__ int Row(int r) const { return warp_ * S::kRows + r; }
   __device__ bool IsRow(int row) const { return first_row() + row < size(0); }
-  // That this lane's c is.
-  __device__ int Column(int c) const { return c / S::kWidth * 32 * S::kWidth + lane_ * S::kWidth + c % S::kWidth; }
-  __device__ bool HasColumn() const { return threadIdx.x < S::kMost; }  // Threads have a column each.
+  // The first of this lane's group g.
+  __device__ int Column(int g) const { return g * S::kChunk + lane_ * S::kWidth; }
+  // The owned column, of the block, that this thread knows the sum of after Gather; and of all.
+  __device__ int Owned() const { return S::kCluster ? static_cast<int>(threadIdx.x) % owned_ : threadIdx.x; }
+  __device__ int OwnedColumn() const { return rank_ * owned_ + Owned(); }
+  __device__ bool IsOwner() const { return !S::kCluster || static_cast<int>(threadIdx.x) < owned_; }
 
-  // This lane's columns of an array.
-  __device__ void ReadColumns(const float* from, float (&to)[S::kColumns]) const {
-#pragma unroll
-    for (int c = 0; c < S::kColumns; c += S::kWidth) {
-      if constexpr (S::kWidth == 4) {
-        const float4 v = *reinterpret_cast<const float4*>(from + Column(c));
-        to[c] = v.x, to[c + 1] = v.y, to[c + 2] = v.z, to[c + 3] = v.w;
-      } else {
-        const float2 v = *reinterpret_cast<const float2*>(from + Column(c));
-        to[c] = v.x, to[c + 1] = v.y;
-      }
+  // kCount floats side by side.
+  template <int kCount>
+  __device__ static void Read(const float* from, float (&to)[kCount]) {
+    if constexpr (kCount == 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from);
+      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    } else if constexpr (kCount == 2) {
+      const float2 v = *reinterpret_cast<const float2*>(from);
+      to[0] = v.x, to[1] = v.y;
+    } else {
+      to[0] = *from;
     }
   }
-  __device__ void WriteColumns(const float (&from)[S::kColumns], float* to) const {
+  template <int kCount>
+  __device__ static void Write(const float (&from)[kCount], float* to) {
+    if constexpr (kCount == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+    } else {
+      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+    }
+  }
+  // Entries of row r, group g.
+  __device__ void ReadEntries(int r, int g, float (&e)[S::kWidth]) const {
+    if (r >= S::kRows - S::kHeld) {
+      Read(HeldAt(r, g), e);
+    } else {
 #pragma unroll
-    for (int c = 0; c < S::kColumns; c += S::kWidth) {
-      if constexpr (S::kWidth == 4) {
-        *reinterpret_cast<float4*>(to + Column(c)) = make_float4(from[c], from[c + 1], from[c + 2], from[c + 3]);
-      } else {
-        *reinterpret_cast<float2*>(to + Column(c)) = make_float2(from[c], from[c + 1]);
-      }
+      for (int k = 0; k < S::kWidth; ++k) e[k] = t_[r][g * S::kWidth + k];
+    }
+  }
+  __device__ void WriteEntries(const float (&e)[S::kWidth], int r, int g) {
+    if (r >= S::kRows - S::kHeld) {
+      Write(e, HeldAt(r, g));
+    } else {
+#pragma unroll
+      for (int k = 0; k < S::kWidth; ++k) t_[r][g * S::kWidth + k] = e[k];
     }
   }
 
   // ---- Beginnings -------------------------------------------------------------------------------------------------
 
-  template <int kSize>
-  __device__ void LoadSide(int side, int first, SideMemory<kSize>* to) {
-    const int parity = member_.state(0)->parity;
-    for (int k = threadIdx.x; k < kSize; k += kBlockThreads) {
-      const int i = first + k;
-      const bool there = i < size(side);
-      to->phi[k] = there ? member_.phi(0, parity, side)[i] : 0;
-      to->shift[k] = there ? member_.Shift(0, side, i) : 0;
-      to->mass[k] = there ? static_cast<float>(member_.mass(side)[i]) : 0;
-      to->log_mass[k] = static_cast<float>(there ? member_.log_mass(side)[i] : kVoid);
-    }
-  }
   __device__ void Load() {
+    const int parity = member_.state(0)->parity;
+    for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
+      const int i = first_row() + k;
+      const bool there = i < size(0);
+      m_.rows.phi[k] = there ? member_.phi(0, parity, 0)[i] : 0;
+      m_.rows.shift[k] = there ? member_.Shift(0, 0, i) : 0;
+      m_.rows.mass[k] = there ? static_cast<float>(member_.mass(0)[i]) : 0;
+      m_.rows.log_mass[k] = static_cast<float>(there ? member_.log_mass(0)[i] : kVoid);
+    }
+    for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
+      const bool there = j < size(1);
+      m_.phi[j] = there ? member_.phi(0, parity, 1)[j] : 0;
+      m_.mass[j] = there ? static_cast<float>(member_.mass(1)[j]) : 0;
+      m_.log_mass[j] = static_cast<float>(there ? member_.log_mass(1)[j] : kVoid);
+    }
+    if (IsOwner()) m_.shift[Owned()] = OwnedColumn() < size(1) ? member_.Shift(0, 1, OwnedColumn()) : 0;
     if (threadIdx.x == 0) {
       m_.state[0] = *member_.state(0);
       m_.discard = 0;
@@ -119,207 +166,131 @@ class OnChipBlock {
       m_.rho[0] = job_.solver.rho_a;
       m_.rho[1] = job_.solver.rho_b;
     }
-    LoadSide(0, first_row(), &m_.rows);
-    LoadSide(1, 0, &m_.columns);
-    if constexpr (S::kRanks > 1) {
-      if (threadIdx.x == 0) InitReceiving(m_.arrived);
+    if constexpr (S::kCluster) {
+      if (threadIdx.x == 0) InitReceiving(m_.gathering), InitReceiving(m_.spreading);
       SyncCluster();  // All have read what the first will overwrite, and all may be sent to.
     }
     __syncthreads();
   }
 
-  // z of this thread's entries, into t_; what lies outside repeats the last row or column.
-  __device__ void MakeExponents() {
-    if constexpr (kDense) {
-      const float factor = static_cast<float>(-scale());
-      const int64_t m = size(1), base = job_.in.cost.shared ? 0 : member_.index * size(0) * m;
-      if (job_.in.cost.dtype == DType::kFloat32 && m % S::kWidth == 0) return LoadRows(base, factor);
-      float* line = m_.parts[warp_];
-      __syncthreads();  // Parts have been read.
-#pragma unroll
-      for (int r = 0; r < S::kRows; ++r) {
-        const int64_t row = base + min(first_row() + Row(r), size(0) - 1) * m;
-        __syncwarp();
-        LoadLine(row, line);
-        __syncwarp();
-        ReadColumns(line, t_[r]);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c) t_[r][c] *= factor;
-      }
-      __syncthreads();  // Parts are free.
-    } else {
-      MultiplyPoints(static_cast<float>(2 * job_.in.kappa * scale()));
-    }
-  }
-  // Costs in float32, rows of whole kWidths: this thread's own at once. Columns outside are 0.
-  __device__ void LoadRows(int64_t base, float factor) {
-    const float* costs = static_cast<const float*>(job_.in.cost.data) + base;
-#pragma unroll
-    for (int r = 0; r < S::kRows; ++r) {
-      const float* row = costs + int64_t{min(first_row() + Row(r), size(0) - 1)} * size(1);
-#pragma unroll
-      for (int c = 0; c < S::kColumns; c += S::kWidth) {
-        const bool there = Column(c) < size(1);
-        if constexpr (S::kWidth == 4) {
-          const float4 v = there ? __ldg(reinterpret_cast<const float4*>(row + Column(c))) : make_float4(0, 0, 0, 0);
-          t_[r][c] = v.x * factor, t_[r][c + 1] = v.y * factor;
-          t_[r][c + 2] = v.z * factor, t_[r][c + 3] = v.w * factor;
-        } else {
-          const float2 v = there ? __ldg(reinterpret_cast<const float2*>(row + Column(c))) : make_float2(0, 0);
-          t_[r][c] = v.x * factor, t_[r][c + 1] = v.y * factor;
-        }
-      }
-    }
-  }
-  // A row of costs from entry `first` on, by a warp.
-  __device__ void LoadLine(int64_t first, float* line) const {
-    const int columns = size(1);
-#pragma unroll 1
-    for (int j = lane_; j < S::kMost; j += 32) {
-      line[j] = LoadFloat(job_.in.cost.dtype, job_.in.cost.data, first + min(j, columns - 1));
-    }
-  }
-  __device__ void MultiplyPoints(float factor) {
-    const float* x = member_.template At<float>(job_.at.points32[0]);
-    const float* y = member_.template At<float>(job_.at.points32[1]);
-    const int dim = job_.dim;
-#pragma unroll
-    for (int e = 0; e < S::kRows * S::kColumns; ++e) t_[e / S::kColumns][e % S::kColumns] = 0;
-    for (int first = 0; first < dim; first += S::kDepth) {
-      __syncthreads();  // What is there has been read.
-      for (int e = threadIdx.x; e < S::kMost * S::kDepth; e += kBlockThreads) {
-        const int k = e % S::kDepth;
-        const int64_t j = min(e / S::kDepth, size(1) - 1);
-        m_.column_points[k][e / S::kDepth] = first + k < dim ? y[j * dim + first + k] : 0;
-      }
-      for (int e = threadIdx.x; e < S::kBlockRows * S::kDepth; e += kBlockThreads) {
-        const int k = e % S::kDepth;
-        const int64_t i = min(first_row() + e / S::kDepth, size(0) - 1);
-        m_.row_points[e / S::kDepth][k] = first + k < dim ? x[i * dim + first + k] * factor : 0;
-      }
-      __syncthreads();
-      const int depth = min(S::kDepth, dim - first);
-      for (int k = 0; k < depth; ++k) {
-        float b[S::kColumns];
-        ReadColumns(m_.column_points[k], b);
-#pragma unroll
-        for (int r = 0; r < S::kRows; ++r) {
-          const float a = m_.row_points[Row(r)][k];
-#pragma unroll
-          for (int c = 0; c < S::kColumns; ++c) t_[r][c] = fmaf(a, b[c], t_[r][c]);
-        }
-      }
-    }
-  }
-
-  // Frames at phi, scalings what is left of it; then T.
-  template <int kSize>
-  __device__ void FreezeSide(double reference, int parity, SideMemory<kSize>* side) {
-    for (int k = threadIdx.x; k < kSize; k += kBlockThreads) {
-      const double term = (side->phi[k] + reference) * scale();
-      const float frame = static_cast<float>(term);
-      side->frame[k] = frame;
-      const float scaling = exp2f(static_cast<float>(term - frame));
-      side->scaling[parity][k] = scaling;
-      side->weight[parity][k] = side->mass[k] * scaling;
-    }
+  // Frames at phi, scalings what is left of it; then exponents become densities.
+  __device__ void FreezePotential(double term, float mass, float* frame, float* scaling, float* weight) const {
+    *frame = static_cast<float>(term);
+    *scaling = exp2f(static_cast<float>(term - *frame));
+    *weight = mass * *scaling;
   }
   __device__ void MakeDensities(int parity) {
     __syncthreads();
-    const double reference = m_.columns.phi[0];
-    FreezeSide(reference, parity, &m_.rows);
-    FreezeSide(-reference, parity, &m_.columns);
+    const double reference = m_.phi[0];
+    for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
+      FreezePotential((m_.rows.phi[k] + reference) * scale(), m_.rows.mass[k], &m_.rows.frame[k],
+                      &m_.rows.scaling[parity][k], &m_.rows.weight[parity][k]);
+    }
+    for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
+      float scaling;
+      FreezePotential((m_.phi[j] - reference) * scale(), m_.mass[j], &m_.frame[j], &scaling, &m_.weight[parity][j]);
+      if (j / owned_ == rank_) m_.scaling[parity][j % owned_] = scaling;
+    }
     if (threadIdx.x == 0) m_.reference = reference;
     __syncthreads();
-    MakeExponents();
-    float column[S::kColumns];
-    ReadColumns(m_.columns.frame, column);
 #pragma unroll
-    for (int r = 0; r < S::kRows; ++r) {
-      const float row = m_.rows.frame[Row(r)];
+    for (int g = 0; g < S::kGroups; ++g) {
+      float column[S::kWidth];
+      Read(m_.frame + Column(g), column);
 #pragma unroll
-      for (int c = 0; c < S::kColumns; ++c) {
-        // What has no mass may have any density, but not infinity.
-        t_[r][c] = FastExp2(fminf(t_[r][c] + (row + column[c]), 126.0f));
+      for (int r = 0; r < S::kRows; ++r) {
+        const float row = m_.rows.frame[Row(r)];
+        float e[S::kWidth];
+        ReadEntries(r, g, e);
+        // What has no mass may have any density, but neither infinity nor NaN.
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) e[k] = FastExp2(fminf(e[k] + (row + column[k]), 126.0f));
+        WriteEntries(e, r, g);
       }
     }
   }
-
   // phi at the present scalings.
-  template <int kSize>
-  __device__ void ThawSide(double reference, int parity, SideMemory<kSize>* side) {
-    for (int k = threadIdx.x; k < kSize; k += kBlockThreads) {
-      const double term = side->frame[k] + log2(static_cast<double>(side->scaling[parity][k]));
-      side->phi[k] = term / scale() - reference;
-    }
-  }
   __device__ void FreezePotentials(int parity) {
     __syncthreads();
-    ThawSide(m_.reference, parity, &m_.rows);
-    ThawSide(-m_.reference, parity, &m_.columns);
-    __syncthreads();
+    const double reference = m_.reference;
+    for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
+      m_.rows.phi[k] = Thawed(m_.rows.frame[k], m_.rows.scaling[parity][k]) - reference;
+    }
+    const double phi = Thawed(m_.frame[OwnedColumn()], m_.scaling[parity][Owned()]) + reference;
+    Spread(phi, m_.phi);
   }
-  __device__ void CopyScalings(int from, int to) {
-    for (int k = threadIdx.x; k < S::kBlockRows; k += kBlockThreads) m_.rows.scaling[to][k] = m_.rows.scaling[from][k];
-    for (int k = threadIdx.x; k < S::kMost; k += kBlockThreads) m_.columns.scaling[to][k] = m_.columns.scaling[from][k];
+  __device__ double Thawed(float frame, float scaling) const {
+    return (frame + log2(static_cast<double>(scaling))) / scale();
   }
 
   // ---- Over the cluster -------------------------------------------------------------------------------------------
 
-  // This thread's column over all blocks, from this block's: the sum, or the largest. Errors are added up too, into
-  // heard_error_, if they are `told`.
+  // Column Owned()'s sum over all warps of all blocks, or the largest, from `parts`. Errors are added up too, into
+  // heard_error_, if they are `told`. Parts may be written again once something has been Spread.
   template <bool kLargest>
-  __device__ float Exchange(float own, bool told = false, double error = 0) {
+  __device__ float Gather(bool told = false, double error = 0) {
+    const auto combine = [](float a, float b) { return kLargest ? fmaxf(a, b) : a + b; };
     heard_error_ = error;
-    if constexpr (S::kRanks > 1) {
-      const int buffer = exchange_ & 1;
-      if (threadIdx.x == 0) {
-        ExpectReceived(&m_.arrived[buffer], S::kRanks * (S::kMost * sizeof(float) + (told ? sizeof(double) : 0)));
-      }
-      if (HasColumn()) {
-#pragma unroll
-        for (int k = 0; k < S::kRanks; ++k) Send(&m_.received[buffer][rank_][threadIdx.x], own, &m_.arrived[buffer], k);
-      }
-      if (told && threadIdx.x < S::kRanks) {
-        Send(&m_.received_error[buffer][rank_], error, &m_.arrived[buffer], threadIdx.x);
-      }
-      AwaitReceived(&m_.arrived[buffer], exchange_ >> 1 & 1);
-      ++exchange_;
-      if (HasColumn()) {
-        own = m_.received[buffer][0][threadIdx.x];
-#pragma unroll
-        for (int k = 1; k < S::kRanks; ++k) {
-          const float part = m_.received[buffer][k][threadIdx.x];
-          own = kLargest ? fmaxf(own, part) : own + part;
-        }
-      }
-      if (told) {
-        heard_error_ = m_.received_error[buffer][0];
-        for (int k = 1; k < S::kRanks; ++k) heard_error_ += m_.received_error[buffer][k];
-      }
-    }
-    return own;
-  }
-  // This thread's column over the block's warps.
-  template <bool kLargest>
-  __device__ float OverWarps() const {
-    if (!HasColumn()) return 0;
-    float all = m_.parts[0][threadIdx.x];
+    float own[S::kOwn];
+    Read(m_.parts[0] + S::kOwn * threadIdx.x, own);
 #pragma unroll
     for (int w = 1; w < S::kWarps; ++w) {
-      const float part = m_.parts[w][threadIdx.x];
-      all = kLargest ? fmaxf(all, part) : all + part;
+      float part[S::kOwn];
+      Read(m_.parts[w] + S::kOwn * threadIdx.x, part);
+#pragma unroll
+      for (int k = 0; k < S::kOwn; ++k) own[k] = combine(own[k], part[k]);
     }
-    return all;
+    if constexpr (S::kCluster) {
+      const int buffer = gathered_ & 1, column = S::kOwn * threadIdx.x;
+      uint64_t* barrier = &m_.gathering[buffer];
+      if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? ranks_ * sizeof(double) : 0));
+      Send(&m_.gathered[buffer][rank_ * owned_ + column % owned_], own, barrier, column / owned_);
+      if (told && threadIdx.x < ranks_) Send(&m_.gathered_error[buffer][rank_], error, barrier, threadIdx.x);
+      AwaitReceived(barrier, gathered_ >> 1 & 1);
+      ++gathered_;
+      own[0] = kLargest ? static_cast<float>(kVoid) : 0;
+      for (int k = 0; k < ranks_; k += 2) {  // There are 2, 4, 8 or 16.
+        const float* two = &m_.gathered[buffer][k * owned_ + Owned()];
+        own[0] = combine(own[0], combine(two[0], two[owned_]));
+      }
+      if (told) {
+        heard_error_ = m_.gathered_error[buffer][0];
+        for (int k = 1; k < ranks_; ++k) heard_error_ += m_.gathered_error[buffer][k];
+      }
+    }
+    return own[0];
+  }
+  // What column Owned() has now to all blocks' `to`, an array of all columns. Afterwards it is there.
+  template <typename T>
+  __device__ void Spread(T value, T* to) {
+    if constexpr (S::kCluster) {
+      uint64_t* barrier = &m_.spreading[spread_ & 1];
+      if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(T));
+      // Each of the threads that know it tells kOwn blocks.
+      const int first = static_cast<int>(threadIdx.x) / owned_ * S::kOwn;
+#pragma unroll
+      for (int k = 0; k < S::kOwn; ++k) Send(&to[OwnedColumn()], value, barrier, first + k);
+      AwaitReceived(barrier, spread_ >> 1 & 1);
+      ++spread_;
+    } else {
+      to[threadIdx.x] = value;
+      __syncthreads();
+    }
   }
 
   const Job& job_;
   const Member member_;
   Memory& m_;
-  const int rank_, warp_, lane_;
-  int exchange_ = 0;
+  const int rank_, ranks_, owned_, warp_, lane_;
+  unsigned gathered_ = 0, spread_ = 0;
   double heard_error_ = 0;
-  float t_[S::kRows][S::kColumns];
+
+ private:
+  __device__ float* HeldAt(int r, int g) const {
+    return m_.held[((r - (S::kRows - S::kHeld)) * S::kGroups + g) * S::kWidth] + S::kWidth * threadIdx.x;
+  }
+
+  float t_[S::kRows - S::kHeld][S::kColumns];
 };
 
 }  // namespace cuda

@@ -11,6 +11,7 @@
 // its answers are exact for clouds displaced by the rounding.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cloud.cuh"
+#include "kernels/cuda/transport_hopper.cuh"
 #include "kernels/cuda/transport_launch.h"
 
 namespace sinkhorn {
@@ -76,7 +77,7 @@ __device__ void SumChunk(const Member& member, int side, int chunk) {
 
 __device__ void RangeOfCosts(const Member& member, int64_t chunk) {
   const Job& job = member.job;
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
   const int64_t size = int64_t{job.size[0]} * job.size[1];
   const int64_t last = min(size, (chunk + 1) * kChunkCosts);
   double low = INFINITY, high = -INFINITY;
@@ -151,7 +152,7 @@ __device__ void CentrePoint(const Member& member, int side, int i, double* radiu
 
 __device__ void PreparePoints(const Member& member, int side, int block) {
   const Job& job = member.job;
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
   const int count = job.size[side], first = block * kBlockPoints, last = min(count, first + kBlockPoints);
   double high = 0, total = 0;
   if (!job.dense) {
@@ -191,7 +192,7 @@ struct Ranges {
 };
 __device__ Ranges RangesOf(const Member& member) {
   const Job& job = member.job;
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
   Ranges ranges = {0, 0, {0, 0}, {0, 0}, 0};
   const ChunkStats* stats = member.At<ChunkStats>(job.at.chunk_stats);
   if (job.dense) {
@@ -230,7 +231,7 @@ __device__ Ranges RangesOf(const Member& member) {
 // The largest exponent among products of some of the points, which stand for all. Every thread gets it.
 __device__ double SampleExponents(const Member& member) {
   constexpr int kPoints = 32;
-  __shared__ double scratch[kThreads];
+  __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
   double largest = 0;
   for (int pair = threadIdx.x; pair < kPoints * kPoints; pair += kThreads) {
@@ -338,8 +339,10 @@ __device__ void SplitPoints(const Member& member, int side, int block) {
 }
 
 __global__ void __launch_bounds__(kThreads) PrepareKernel(LaunchTable table, int step) {
+  AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
+  AwaitKernelBefore();
   if (step == 3) return PrepareStates(Member{job, work.block});
   if (step == 1) return CentreOf(Member{job, work.block / 2}, static_cast<int>(work.block % 2));
   const bool costs = step == 0 && job.dense;
@@ -374,7 +377,7 @@ int64_t PrepareBlocks(const Job& job, int step) {
 }
 
 void LaunchPrepare(const LaunchTable& table, int64_t blocks, int step, cudaStream_t stream) {
-  LaunchKernel(PrepareKernel, blocks, kThreads, 0, stream, table, step);
+  LaunchNext(PrepareKernel, blocks, kThreads, 0, stream, table, step);
 }
 
 }  // namespace cuda

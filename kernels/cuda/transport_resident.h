@@ -20,7 +20,8 @@ enum class Stage { kPrepare, kIterate, kFinish, kDone };
 
 class TransportResident final : public Resident {
  public:
-  TransportResident(const Problem& problem, void* workspace) : job_(JobOf(problem, HasHopperKernels())) {
+  TransportResident(const Problem& problem, void* workspace)
+      : job_(JobOf(problem, {HasHopperKernels(), HasWideClusters()})) {
     job_.workspace = static_cast<char*>(workspace);
     report_.family = job_.dense ? "dense" : "point-cloud";
     report_.precision = job_.precision == Precision::kFast && job_.dense ? Precision::kStrict : job_.precision;

@@ -109,24 +109,36 @@ __device__ inline void BoundRow(const Member& member, int side, int step, int i,
   stats->error = lack;
 }
 
-// Adds up the block's statistics (thread by thread in the same order) into `out`.
+__device__ inline BlockStats Combine(const BlockStats& a, const BlockStats& b) {
+  return {a.error + b.error,          a.dual + b.dual,   a.plan_mass + b.plan_mass,
+          fmax(a.largest, b.largest), a.terms + b.terms, fmin(a.finite, b.finite)};
+}
+// Adds up the block's statistics (thread by thread in the same order) into `out`; not `whole`: errors alone.
 __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out) {
-  __shared__ double scratch[kMostThreads];
-  BlockStats sum;
-  sum.error = BlockSum(own.error, scratch);
-  if (whole) {
-    sum.dual = BlockSum(own.dual, scratch);
-    sum.plan_mass = BlockSum(own.plan_mass, scratch);
-    sum.largest = BlockMax(own.largest, scratch);
-    sum.terms = BlockSum(own.terms, scratch);
-    sum.finite = -BlockMax(-own.finite, scratch);
+  __shared__ BlockStats scratch[kMostWarps];
+  BlockStats sum = own;
+  for (int lane = 16; lane > 0; lane /= 2) {
+    BlockStats other = {__shfl_xor_sync(0xffffffffu, sum.error, lane), 0, 0, 0, 0, 1};
+    if (whole) {
+      other.dual = __shfl_xor_sync(0xffffffffu, sum.dual, lane);
+      other.plan_mass = __shfl_xor_sync(0xffffffffu, sum.plan_mass, lane);
+      other.largest = __shfl_xor_sync(0xffffffffu, sum.largest, lane);
+      other.terms = __shfl_xor_sync(0xffffffffu, sum.terms, lane);
+      other.finite = __shfl_xor_sync(0xffffffffu, sum.finite, lane);
+    }
+    sum = Combine(sum, other);
   }
-  if (threadIdx.x == 0) *out = sum;
+  __syncthreads();  // What is there has been read.
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) sum = Combine(sum, scratch[warp]);
+  *out = sum;
 }
 
 // The sums of all row blocks' errors, and whether potentials are finite.
 __device__ inline void EndPass(const Member& member, const RowBlock& b, int side, Pass pass, int blocks) {
-  __shared__ double scratch[kMostThreads];
+  __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
   const BlockStats* stats = member.stats(b.engine, side);
   double error = 0, finite = 1;

@@ -217,12 +217,16 @@ class Slice {
     const int chunks = static_cast<int>(CeilDiv(iterations, kOnChipChunk));
     for (bool dense : {false, true}) {
       for (int tiles = 1; tiles <= kOnChipTilesMost; tiles *= 2) {
-        const Set chosen = Among(set, [&](const TransportResident& r) {
-          return r.job().dense == dense && OnChipTiles(r.job()) == tiles && r.Has(kFloat);
-        });
-        const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
-        Later(table,
-              [=](const LaunchTable& t, int64_t blocks) { LaunchOnChip(t, blocks, dense, tiles, chunks, stream()); });
+        for (int ranks = 1; ranks <= kOnChipRanksMost; ranks *= 2) {
+          const Set chosen = Among(set, [&](const TransportResident& r) {
+            const OnChipShape shape = OnChipShapeOf(r.job());
+            return r.job().dense == dense && shape.tiles == tiles && shape.ranks == ranks && r.Has(kFloat);
+          });
+          const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
+          Later(table, [=](const LaunchTable& t, int64_t blocks) {
+            LaunchOnChip(t, blocks, dense, tiles, ranks, chunks, stream());
+          });
+        }
       }
     }
   }

@@ -24,9 +24,9 @@
 namespace sinkhorn {
 namespace cuda {
 
-constexpr int kThreads = 256;  // Of every block here, unless a kernel says otherwise.
-constexpr int kMostThreads = 512;
-constexpr int kTile = 64;  // Rows of a block; columns of a step.
+constexpr int kThreads = 256;   // Of every block here, unless a kernel says otherwise.
+constexpr int kMostWarps = 32;  // Of any block.
+constexpr int kTile = 64;       // Rows of a block; columns of a step.
 constexpr int kSplitBlocks =
     264;  // Blocks that a pass over one engine should have at least: two for each SM of an H200.
 constexpr double kLog2E = 1.4426950408889634074;
@@ -80,6 +80,7 @@ struct Job {
   int32_t engines;  // 1 or 3
   bool dense, symmetric, starting, relaxing, wants_bound;
   bool hopper;                // Kernels for it are there.
+  bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
   bool streamed;              // transport_stream.cu, in float32.
   int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
   Precision precision;
@@ -197,23 +198,31 @@ enum class Geometry : int {
   kStream,  // Slabs of rows, and blocks of columns.
 };
 constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
-// Tiles of kTile rows and columns, a power of two that holds the larger side, if the problem is solved on the chip,
-// else 0: plain alternating updates at a fixed epsilon. More than two take a cluster.
-constexpr int kOnChipTilesMost = 8;
-__host__ __device__ inline int OnChipTiles(const Job& job) {
-  const int most = job.size[0] > job.size[1] ? job.size[0] : job.size[1];
-  if (job.engines > 1 || job.symmetric || job.solver.epsilon_decay != 0) return 0;
-  if (job.precision == Precision::kDouble) return 0;
-  for (int tiles = 1; tiles <= (job.hopper ? kOnChipTilesMost : 2); tiles *= 2) {
-    if (most <= tiles * kTile) return tiles;
+// How a problem lies on the chip: `ranks` blocks of `rows` rows and all columns, of which there is room for `tiles`
+// times kTile; each block looks after the potentials of `owned` of them. No tiles: it is not solved there. Plain
+// alternating updates at a fixed epsilon are. More than one block take a cluster.
+struct OnChipShape {
+  int tiles, ranks, rows, owned;
+};
+constexpr int kOnChipTilesMost = 16, kOnChipRanksMost = 16;
+__host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
+  const int rows = job.size[0], columns = job.size[1];
+  if (job.engines > 1 || job.symmetric || job.solver.epsilon_decay != 0 || job.precision == Precision::kDouble) {
+    return {0, 0, 0, 0};
   }
-  return 0;
+  for (int tiles = 1; tiles <= 2; tiles *= 2) {
+    if (rows <= tiles * kTile && columns <= tiles * kTile) return {tiles, 1, tiles * kTile, tiles * kTile};
+  }
+  if (!job.hopper) return {0, 0, 0, 0};
+  if (rows <= 4 * kTile && columns <= 4 * kTile) return {4, 2, 2 * kTile, 2 * kTile};
+  for (int tiles = 8; tiles <= (job.wide_clusters ? kOnChipTilesMost : 8); tiles *= 2) {
+    for (int ranks = 4; ranks <= (job.wide_clusters ? kOnChipRanksMost : 8); ranks *= 2) {
+      if (rows <= ranks * kTile && columns <= tiles * kTile) return {tiles, ranks, kTile, tiles * kTile / ranks};
+    }
+  }
+  return {0, 0, 0, 0};
 }
-// Rows of a block of a problem on the chip; for statistics, columns too.
-__host__ __device__ inline int OnChipRows(const Job& job) {
-  const int tiles = OnChipTiles(job);
-  return tiles == 1 || tiles == 8 ? kTile : 2 * kTile;
-}
+__host__ __device__ inline int OnChipTiles(const Job& job) { return OnChipShapeOf(job).tiles; }
 // Jobs whose columns are extrapolated, where they are not solved on the chip.
 __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relaxing; }
 // Jobs that may be streamed: long enough to fill a device with slabs, rows that fit a block.
@@ -238,8 +247,10 @@ __host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometr
   switch (geometry) {
     case Geometry::kCloud:
       return kCloudRows;
-    case Geometry::kOnChip:
-      return OnChipRows(job);
+    case Geometry::kOnChip: {
+      const OnChipShape shape = OnChipShapeOf(job);
+      return side == 0 ? shape.rows : shape.owned;
+    }
     case Geometry::kStream:
       return side == 0 ? StreamRows(job) : kThreads;
     default:
@@ -393,26 +404,23 @@ __device__ inline BlockWork FindWork(const LaunchTable& table, int64_t block) {
   return found;
 }
 
-// Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: a double each.
+// Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: a double for each
+// warp.
+template <typename Combine>
+__device__ inline double BlockReduce(double value, double* scratch, Combine combine) {
+  for (int lane = 16; lane > 0; lane /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lane));
+  __syncthreads();  // What is there has been read.
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = scratch[0];
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) value = combine(value, scratch[warp]);
+  return value;
+}
 __device__ inline double BlockSum(double value, double* scratch) {
-  __syncthreads();
-  scratch[threadIdx.x] = value;
-  __syncthreads();
-  for (int width = blockDim.x / 2; width > 0; width /= 2) {
-    if (threadIdx.x < width) scratch[threadIdx.x] += scratch[threadIdx.x + width];
-    __syncthreads();
-  }
-  return scratch[0];
+  return BlockReduce(value, scratch, [](double a, double b) { return a + b; });
 }
 __device__ inline double BlockMax(double value, double* scratch) {
-  __syncthreads();
-  scratch[threadIdx.x] = value;
-  __syncthreads();
-  for (int width = blockDim.x / 2; width > 0; width /= 2) {
-    if (threadIdx.x < width) scratch[threadIdx.x] = fmax(scratch[threadIdx.x], scratch[threadIdx.x + width]);
-    __syncthreads();
-  }
-  return scratch[0];
+  return BlockReduce(value, scratch, [](double a, double b) { return fmax(a, b); });
 }
 
 // Counts the arrivals of `expected` blocks at a counter that is 0 before and after; true in the last one, which then

@@ -301,13 +301,19 @@ void MeasureRagged(int64_t dim, const DeviceInfo& device, Context* context) {
   std::fflush(stdout);
 }
 
-std::vector<Row> Rows(const std::string& chosen) {
+// All rows, or those of a name: "batch"; of them those of a size and dimension: "batch/512/64".
+std::vector<Row> Rows(const std::string& argument) {
+  const size_t slash = argument.find('/');
+  const std::string chosen = argument.substr(0, slash);
+  long n = 0, dim = 0;
+  if (slash != std::string::npos) (void)std::sscanf(argument.c_str() + slash, "/%ld/%ld", &n, &dim);
   std::vector<Row> rows;
   const auto add = [&](const char* name, std::function<void(Row*)> set) {
     Row row;
     row.name = name;
     set(&row);
-    if (chosen.empty() || chosen == row.name) rows.push_back(row);
+    const bool fits = (n == 0 || row.n == n) && (dim == 0 || row.dim == dim);
+    if ((chosen.empty() || chosen == row.name) && fits) rows.push_back(row);
   };
   // Issue 4, shows 3.
   add("dense 128", [](Row* r) { r->dense = true, r->count = 1024, r->n = r->m = 128, r->iterations = 50; });

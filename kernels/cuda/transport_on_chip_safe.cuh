@@ -1,0 +1,133 @@
+// Iterations by log-sum-exps of a problem on the chip: the first, and those that scalings cannot do.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SAFE_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SAFE_CUH_
+
+#include "kernels/cuda/transport_on_chip_exponents.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+template <bool kDense, int kTiles>
+class OnChipSafe : public OnChipExponents<kDense, kTiles> {
+ public:
+  using Base = OnChipExponents<kDense, kTiles>;
+  using Base::Base;
+  using typename Base::S;
+
+ protected:
+  using Base::Column;
+  using Base::job_;
+  using Base::lane_;
+  using Base::m_;
+  using Base::Owned;
+  using Base::OwnedColumn;
+  using Base::Read;
+  using Base::ReadEntries;
+  using Base::Row;
+  using Base::scale;
+  using Base::Spread;
+  using Base::warp_;
+  using Base::Write;
+
+  // One iteration from phi, under maxima. Entries are exponents and stay so.
+  __device__ void SafeIteration(int* parity) {
+    __syncthreads();
+    const EngineState& state = m_.state[*parity];
+    const double reference = m_.phi[0];  // Potentials may share a constant.
+    for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
+      m_.frame[j] = TermOf(m_.phi[j], reference, m_.log_mass[j]);
+    }
+    __syncthreads();
+    SafeRows(reference, state.relax);
+    __syncthreads();
+    SafeColumns(-reference, state.relax);
+    if (threadIdx.x == 0) {
+      EngineState next = state;
+      next.fresh = 0;
+      EndColumns(job_, 0, &next, 0);
+      m_.state[*parity ^ 1] = next;
+    }
+    *parity ^= 1;
+    __syncthreads();
+  }
+
+ private:
+  __device__ float TermOf(double phi, double reference, float log_mass) const {
+    return static_cast<float>(fma(phi - reference, scale(), static_cast<double>(log_mass)));
+  }
+  // The potential after a half step to -lse.
+  __device__ double Moved(double phi, double shift, double lse, double rho, double relax) const {
+    return HalfStep(phi, lse, scale(), shift, m_.epsilon, rho, relax);
+  }
+  __device__ void SafeRows(double reference, double relax) {
+    float mine_max = 0, mine_sum = 1;  // Of row lane_.
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) {
+      float max = static_cast<float>(kVoid), sum = 0;
+#pragma unroll
+      for (int g = 0; g < S::kGroups; ++g) {
+        float e[S::kWidth], term[S::kWidth];
+        ReadEntries(r, g, e);
+        Read(m_.frame + Column(g), term);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) max = fmaxf(max, e[k] + term[k]);
+      }
+      for (int lane = 16; lane > 0; lane /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, lane));
+#pragma unroll
+      for (int g = 0; g < S::kGroups; ++g) {
+        float e[S::kWidth], term[S::kWidth];
+        ReadEntries(r, g, e);
+        Read(m_.frame + Column(g), term);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) sum += FastExp2(e[k] + term[k] - max);
+      }
+      for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+      if (lane_ == r) mine_max = max, mine_sum = sum;
+    }
+    if (lane_ >= S::kRows) return;
+    const int row = Row(lane_);
+    const double lse = mine_max + log2(static_cast<double>(mine_sum)) + reference * scale();
+    m_.rows.phi[row] = Moved(m_.rows.phi[row], m_.rows.shift[row], lse, m_.rho[0], relax);
+  }
+  // Parts of columns: `fold(part, exponent, column k of group g)` over this warp's rows.
+  template <typename Fold>
+  __device__ void FoldColumns(double reference, float first, Fold fold) {
+    float row_term[S::kRows];
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) {
+      row_term[r] = TermOf(m_.rows.phi[Row(r)], reference, m_.rows.log_mass[Row(r)]);
+    }
+#pragma unroll
+    for (int g = 0; g < S::kGroups; ++g) {
+      float part[S::kWidth], largest[S::kWidth];
+      Read(m_.frame + Column(g), largest);
+#pragma unroll
+      for (int k = 0; k < S::kWidth; ++k) part[k] = first;
+#pragma unroll
+      for (int r = 0; r < S::kRows; ++r) {
+        float e[S::kWidth];
+        ReadEntries(r, g, e);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) part[k] = fold(part[k], e[k] + row_term[r], largest[k]);
+      }
+      Write(part, m_.parts[warp_] + Column(g));
+    }
+    __syncthreads();
+  }
+  __device__ void SafeColumns(double reference, double relax) {
+    FoldColumns(reference, static_cast<float>(kVoid), [](float part, float e, float) { return fmaxf(part, e); });
+    const float largest = this->template Gather<true>();
+    Spread(largest, m_.frame);
+    __syncthreads();
+    FoldColumns(reference, 0, [](float part, float e, float max) { return part + FastExp2(e - max); });
+    const float sum = this->template Gather<false>();
+    const double lse = largest + log2(static_cast<double>(sum)) + reference * scale();
+    Spread(Moved(m_.phi[OwnedColumn()], m_.shift[Owned()], lse, m_.rho[1], relax), m_.phi);
+    __syncthreads();
+  }
+};
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SAFE_CUH_
