@@ -1,4 +1,4 @@
-// Instances of the kernel that holds matrices with sides from 65 to 1,024 on the chip.
+// Matrices with sides from 65 to 1,024 on the chip: the choice of a kernel, its launch, and its instances for blocks.
 #include <algorithm>
 #include <atomic>
 
@@ -9,9 +9,17 @@
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
-namespace {
 
-constexpr int kPortableRanks = 8;  // Of a cluster on any Hopper GPU.
+template <>
+HeldFunction HeldKernelOf<Held128>(bool backward) {
+  return backward ? HeldKernel<Held128, true> : HeldKernel<Held128, false>;
+}
+template <>
+HeldFunction HeldKernelOf<Held256>(bool backward) {
+  return backward ? HeldKernel<Held256, true> : HeldKernel<Held256, false>;
+}
+
+namespace {
 
 // Runs body(HeldShape) for a size.
 template <class Body>
@@ -31,15 +39,10 @@ auto WithShape(int size, Body body) {
 template <class Shape>
 constexpr size_t kSharedBytes = kHeldSharedFloats<Shape> * sizeof(float);
 
-template <class Shape>
-void (*KernelFor(bool backward))(LaunchOf) {
-  return backward ? HeldKernel<Shape, true> : HeldKernel<Shape, false>;
-}
-
 // Members at a time on the calling thread's device; 0: it cannot run the kernel.
 template <class Shape>
 int MembersAtATime(int multiprocessors, int ranks) {
-  auto* const kernel = KernelFor<Shape>(true);
+  auto* const kernel = HeldKernelOf<Shape>(true);
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.ptxVersion < 90) return 0;
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Shape>);
@@ -49,18 +52,10 @@ int MembersAtATime(int multiprocessors, int ranks) {
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, kernel, Shape::kThreadCount, kSharedBytes<Shape>);
     return error == cudaSuccess ? most * multiprocessors : 0;
   }
-  if (ranks > kPortableRanks) (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(ranks);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(ranks));
-  config.blockDim = dim3(Shape::kThreadCount);
-  config.dynamicSmemBytes = kSharedBytes<Shape>;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaOccupancyMaxActiveClusters(&most, kernel, &config) == cudaSuccess ? most : 0;
+  AllowRanks(kernel, ranks);
+  AttributedLaunch launch(kernel, ranks, Shape::kThreadCount, kSharedBytes<Shape>, nullptr);
+  launch.Add(ClusterOf(ranks));
+  return cudaOccupancyMaxActiveClusters(&most, kernel, launch.config()) == cudaSuccess ? most : 0;
 }
 
 }  // namespace
@@ -94,8 +89,7 @@ cudaError_t LaunchHeld(int size, int ranks, bool backward, const LaunchOf& launc
                        cudaStream_t stream) {
   WithShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    auto* const kernel = KernelFor<Shape>(backward);
-    if (ranks > kPortableRanks) (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    auto* const kernel = HeldKernelOf<Shape>(backward);
     LaunchCluster(kernel, blocks, ranks, Shape::kThreadCount, shared_bytes, stream, launch);
   });
   return cudaGetLastError();

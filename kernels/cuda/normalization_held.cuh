@@ -53,10 +53,12 @@ class Held : private HeldBase<Shape> {
 
  private:
   using Base::across_;
+  using Base::Buffer;
   using Base::C;
   using Base::Column;
   using Base::Columns;
   using Base::down_;
+  using Base::Error;
   using Base::FirstColumn;
   using Base::FirstRow;
   using Base::HasRow;
@@ -67,9 +69,9 @@ class Held : private HeldBase<Shape> {
   using Base::Inside;
   using Base::IsFirstOwner;
   using Base::kColumns;
-  using Base::kept_;
   using Base::kGroup;
-  using Base::kKept;
+  using Base::kHalf;
+  using Base::kWarpColumns;
   using Base::lane_;
   using Base::Line;
   using Base::member_;
@@ -84,9 +86,7 @@ class Held : private HeldBase<Shape> {
   using Base::Remember;
   using Base::Rows;
   using Base::shift_;
-  using Base::Staged;
   using Base::Start;
-  using Base::Stored;
   using Base::task_;
   using Base::Vector;
   using Base::Write;
@@ -99,7 +99,7 @@ class Held : private HeldBase<Shape> {
     if constexpr (kBackward) {
       for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(0)[j] = j < n_ ? 1.0f : 0.0f;
     }
-    float error = 0;
+    *Error() = 0;
 #pragma unroll 1
     for (int t = 1; t <= task_.iterations; ++t) {
       float q[C];
@@ -107,14 +107,14 @@ class Held : private HeldBase<Shape> {
       if (kBackward && across_ == 0) HistoryU(t)[down_ * 32 + lane_] = u_;
       Columns(q, [&](int j, float sum) {
         const float now = Reciprocal(sum);
-        error = fabsf(fmaf(now, sum, -1.0f));
+        *Error() = fabsf(fmaf(now, sum, -1.0f));
         if (t == task_.iterations) StoreSum(task_.column_sums, j, now * sum);
         return now;
       });
       ReadVector(v);
       if constexpr (kBackward) Remember(HistoryV(t));
     }
-    return IsFirstOwner() ? error : 0.0f;
+    return IsFirstOwner() ? *Error() : 0.0f;
   }
   __device__ void StoreSum(const Output& output, int k, float x) const {
     if (output.data != nullptr) StoreAs(output.dtype, output.data, member_ * n_ + k, x);
@@ -130,18 +130,21 @@ class Held : private HeldBase<Shape> {
 #pragma unroll
     for (int c = 0; c < C; ++c) col_bars[c] = 0;
     float row_sum = 0;
-    const auto group = [&](int first, auto row_of) {
+    // A loop, not all rows at once: what is executed once waits for its instructions.
+#pragma unroll 1
+    for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
+      const float* const k_rows = this->RowsOfK(first);
       float sums[kGroup], bars[kGroup];
       if constexpr (kBackward) {
-        rows.Fetch(task_.cotangent, first, kGroup, Staged(0));
+        rows.Fetch(task_.cotangent, first, kGroup, Buffer(0));
         rows.Arrived();
       }
 #pragma unroll
       for (int k = 0; k < kGroup; ++k) {
         float p[C], d[C] = {};
         const float u = Line()[first + k];
-        row_of(k, p);
-        if constexpr (kBackward) Read(Staged(k), d);
+        Read(k_rows + k * kWarpColumns, p);
+        if constexpr (kBackward) Read(Buffer(k), d);
         sums[k] = bars[k] = 0;
 #pragma unroll
         for (int c = 0; c < C; ++c) {
@@ -153,23 +156,12 @@ class Held : private HeldBase<Shape> {
             col_bars[c] += bar;
           }
         }
-        Write(p, Staged(k));
+        Write(p, Buffer(k));
       }
-      if (task_.plan.data != nullptr) rows.Store(task_.plan, first, kGroup, Staged(0));
+      if (task_.plan.data != nullptr) rows.Store(task_.plan, first, kGroup, Buffer(0));
       __syncwarp();  // The buffer is free.
       const float sum = Scatter<kGroup>(sums, lane_), bar = kBackward ? Scatter<kGroup>(bars, lane_) : 0.0f;
       if (lane_ / kGroup == first / kGroup) row_sum = sum, *row_bar = bar;
-    };
-#pragma unroll
-    for (int first = 0; first < kKept; first += kGroup) {
-      group(first, [&](int k, float(&row)[C]) {
-#pragma unroll
-        for (int c = 0; c < C; ++c) row[c] = kept_[first + k][c];
-      });
-    }
-#pragma unroll 1
-    for (int first = kKept; first < Shape::kWarpRows; first += kGroup) {
-      group(first, [&](int k, float(&row)[C]) { Read(Stored(first - kKept + k), row); });
     }
     row_sum = this->template AcrossWarps<Sum>(row_sum, 0);
     if constexpr (kBackward) *row_bar = this->template AcrossWarps<Sum>(*row_bar, 1);
@@ -204,48 +196,48 @@ class Held : private HeldBase<Shape> {
     float infinite = 0;
     Line()[lane_] = u_;
 #pragma unroll 1
-    for (int first = 0; first < Shape::kWarpRows; first += kKept) {
-      float g[kKept][C], v[C];
+    for (int first = 0; first < Shape::kWarpRows; first += kHalf) {
+      float g[kHalf][C], v[C];
       __syncwarp();  // The buffer is free.
-      rows.Fetch(task_.cotangent, first, kKept, Stored(0));
+      rows.Fetch(task_.cotangent, first, kHalf, Buffer(0));
       Read(HistoryV(task_.iterations) + FirstColumn(), v);
       rows.Arrived();
 #pragma unroll
-      for (int k = 0; k < kKept; ++k) {
+      for (int k = 0; k < kHalf; ++k) {
         const float u = Line()[first + k];
-        Read(Stored(k), g[k]);
+        Read(Buffer(k), g[k]);
 #pragma unroll
         for (int c = 0; c < C; ++c) g[k][c] *= u * v[c];
       }
       __syncwarp();  // The buffer is free.
-      rows.Fetch(task_.logits, first, kKept, Stored(0));
+      rows.Fetch(task_.logits, first, kHalf, Buffer(0));
       AddHistory(down_ * 32 + first, g);
       rows.Arrived();
 #pragma unroll
-      for (int k = 0; k < kKept; ++k) {
+      for (int k = 0; k < kHalf; ++k) {
         float w[C];
         const float shift = __shfl_sync(kFullMask, shift_, first + k);
-        Read(Stored(k), w);
+        Read(Buffer(k), w);
 #pragma unroll
         for (int c = 0; c < C; ++c) {
           g[k][c] *= Exp2(fmaf(kLog2E, w[c], shift));
           if (FirstRow() + first + k < n_ && Inside(c)) infinite = fmaf(g[k][c], 0.0f, infinite);
         }
-        Write(g[k], Stored(k));  // Where the lane's logits were.
+        Write(g[k], Buffer(k));  // Where the lane's logits were.
       }
-      rows.Store(task_.gradient, first, kKept, Stored(0));
+      rows.Store(task_.gradient, first, kHalf, Buffer(0));
     }
     return infinite == 0;
   }
   // g -= sum_t (u_t y_t^T + x_t v_(t-1)^T), the block's rows from `first` on.
-  __device__ void AddHistory(int first, float (&g)[kKept][C]) const {
+  __device__ void AddHistory(int first, float (&g)[kHalf][C]) const {
 #pragma unroll 1
     for (int t = 1; t <= task_.iterations; ++t) {
       float y[C], v[C];
       Read(HistoryY(t) + FirstColumn(), y);
       Read(HistoryV(t - 1) + FirstColumn(), v);
 #pragma unroll
-      for (int k = 0; k < kKept; k += 4) {
+      for (int k = 0; k < kHalf; k += 4) {
         const float4 u = *reinterpret_cast<const float4*>(HistoryU(t) + first + k);
         const float4 x = *reinterpret_cast<const float4*>(HistoryX(t) + first + k);
 #pragma unroll

@@ -2,7 +2,7 @@
 // memory of a block, or of a cluster of blocks of which each has some of the rows, from the first iteration to the
 // last. An iteration multiplies each entry twice where it lies, and nothing but vectors moves.
 //
-// A lane owns four or eight columns of 32 rows of its warp: half of the rows in registers, the others in shared memory.
+// A lane owns four or eight columns of 32 rows of its warp: most of them in registers, the others in shared memory.
 // Sums over rows are reduced by scattering: lane l ends with that of row l and keeps what belongs to the row (its
 // scaling, its adjoint). Sums over columns go through shared memory; in a cluster each block sums up some columns for
 // all, from parts sent to it, and sends back what becomes of them.
@@ -20,16 +20,7 @@ namespace normalization {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// Four floats to the same place in the shared memory of block `rank` of the cluster.
-__device__ inline void SendQuad(const float* own, const float4& x, const uint64_t* barrier, int rank) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   RemoteAddress(own, rank)),
-               "r"(__float_as_uint(x.x)), "r"(__float_as_uint(x.y)), "r"(__float_as_uint(x.z)),
-               "r"(__float_as_uint(x.w)), "r"(RemoteAddress(barrier, rank))
-               : "memory");
-#endif
-}
+// To the same place in the shared memory of block `rank` of the cluster.
 __device__ inline void StoreRemote(const float* own, float x, int rank) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(RemoteAddress(own, rank)), "f"(x) : "memory");
@@ -40,6 +31,7 @@ template <class Shape>
 class HeldBase {
  public:
   static constexpr int C = Shape::C, W = Shape::W, kKept = Shape::kKept, kGroup = Shape::kGroup;
+  static constexpr int kHalf = Shape::kHalf;
   static constexpr int kWarpColumns = Shape::kWarpColumns, kColumns = Shape::kColumns;
 
  protected:
@@ -57,17 +49,18 @@ class HeldBase {
         history_(slot) {}
 
   // ---- Shared memory: addresses that take no registers --------------------------------------------------------------
-  static constexpr int kStoredFloats = (Shape::kWarpRows - kKept) * kWarpColumns, kStageFloats = kGroup * kWarpColumns;
-  static constexpr int kParts = W * (kStoredFloats + kStageFloats), kVector = kParts + W * kWarpColumns;
+  static constexpr int kParts = W * Shape::kBuffer * kWarpColumns, kVector = kParts + W * kWarpColumns;
   static constexpr int kInbox = kVector + kColumns, kLine = kVector + (Shape::kCluster ? 2 : 1) * kColumns;
-  static constexpr int kRowParts = kLine + 32 * W, kScalars = kRowParts + 2 * Shape::kAcross * Shape::kRows;
+  static constexpr int kErrors = kLine + 32 * W, kRowParts = kErrors + 32 * W;
+  static constexpr int kScalars = kRowParts + 2 * Shape::kAcross * Shape::kRows;
   static_assert(kScalars + W + Shape::kRanksMost <= kHeldSharedFloats<Shape>, "all of it");
 
   __device__ static float* Shared(int at) { return reinterpret_cast<float*>(DynamicShared()) + at; }
-  // The warp's: rows of K, [kWarpRows - kKept, kWarpColumns]; rows that come and go, [kGroup, kWarpColumns]; the
-  // multipliers of its rows, [32].
-  __device__ float* Stored(int k) const { return Shared(warp_ * kStoredFloats + k * kWarpColumns); }
-  __device__ float* Staged(int k) const { return Shared(W * kStoredFloats + warp_ * kStageFloats + k * kWarpColumns); }
+  // The warp's: rows that come and go, [kGroup, kWarpColumns], behind them rows of K, as many, and room for copies of
+  // others (the first two: rows that come and go, while there is no K); the multipliers of its rows, [32].
+  __device__ float* Buffer(int k) const { return Shared((warp_ * Shape::kBuffer + k) * kWarpColumns); }
+  __device__ float* Stored(int k) const { return Buffer(kGroup + k); }
+  __device__ float* Copied(int k) const { return Buffer(2 * kGroup + k); }
   __device__ float* Line() const { return Shared(kLine + 32 * warp_); }
   // The block's: the warps' sums of columns, [kDown, kColumns]; the vector; in clusters the sums that the blocks sent
   // of the columns that this one owns, [quads, kRanksMost] of 4; parts of rows' sums, [2, kAcross, kRows]; [W] and
@@ -76,6 +69,7 @@ class HeldBase {
   __device__ static float* Vector() { return Shared(kVector); }
   __device__ static float* Inbox() { return Shared(kInbox); }
   __device__ static float* RowParts(int buffer) { return Shared(kRowParts + buffer * Shape::kAcross * Shape::kRows); }
+  __device__ static float* Error() { return Shared(kErrors + threadIdx.x); }  // The thread's.
   __device__ static float* Scalars() { return Shared(kScalars); }
 
   // ---- Places -------------------------------------------------------------------------------------------------------
@@ -105,7 +99,7 @@ class HeldBase {
   __device__ void ReadVector(float (&x)[C]) const { Read(Vector() + FirstColumn(), x); }
 
   // ---- Rows whose columns several warps hold ------------------------------------------------------------------------
-  // Of the parts of all of them, in the lane's own row. Buffers 0 and 1 take turns.
+  // Of the parts of all of them, in the lane's own row. Two uses of a buffer need a barrier between them.
   template <class Op>
   __device__ float AcrossWarps(float part, int buffer) const {
     if constexpr (Shape::kAcross == 1) return part;
@@ -141,54 +135,83 @@ class HeldBase {
   // False, to some threads at least: the range is too wide.
   __device__ bool Start() {
     const HeldRows<Shape> rows = Rows();
-    rows.Fetch(task_.logits, 0, kKept, Stored(0));
-    rows.Arrived();
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) Read(Stored(k), kept_[k]);
-    __syncwarp();  // The buffer is free.
-    rows.Fetch(task_.logits, kKept, Shape::kWarpRows - kKept, Stored(0));
-    float tops[kKept];
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) tops[k] = Largest(kept_[k]);
-    float top = Scatter<kKept, Max>(tops, lane_);
-    rows.Arrived();
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) {
-      float w[C];
-      Read(Stored(k), w);
-      tops[k] = Largest(w);
-    }
-    const float lower = Scatter<kKept, Max>(tops, lane_);
-    top = AcrossWarps<Max>(lane_ < kKept ? top : lower, 1);  // A pass begins with buffer 0.
-    shift_ = HasRow() ? -kLog2E * top : 0.0f;  // Its rounding scales the row: nothing that u would not undo.
     float lowest = 0;
+    rows.Fetch(task_.logits, 0, kHalf, Buffer(0));
+    rows.Arrived();
+    StartHalf(0, &lowest);
 #pragma unroll
-    for (int k = 0; k < kKept; ++k) {
-      Exponentials(FirstRow() + k < n_, __shfl_sync(kFullMask, shift_, k), kept_[k], &lowest);
-    }
-#pragma unroll 2
-    for (int k = 0; k < Shape::kWarpRows - kKept; ++k) {
-      float w[C];
-      Read(Stored(k), w);
-      Exponentials(FirstRow() + kKept + k < n_, __shfl_sync(kFullMask, shift_, kKept + k), w, &lowest);
-      Write(w, Stored(k));
-    }
+    for (int k = 0; k < kHalf; ++k) Read(Buffer(k), kept_[k]);
+    __syncwarp();  // The buffer is free.
+    rows.Fetch(task_.logits, kHalf, kHalf, Buffer(0));
+    rows.Arrived();
+    StartHalf(1, &lowest);
+#pragma unroll
+    for (int k = kHalf; k < kKept; ++k) Read(Buffer(k - kHalf), kept_[k]);
     // All logits within the range of their maximum, and above the floor.
-    return lowest >= -kLog2E * kGeneralRange && (!HasRow() || top - kGeneralRange > task_.floor32);
+    return lowest >= -kLog2E * kGeneralRange && (!HasRow() || shift_ / -kLog2E - kGeneralRange > task_.floor32);
+  }
+  // K in place of the logits in the buffer, the first or the second half of the warp's rows. A loop, not all rows at
+  // once: what is executed once waits for its instructions.
+  __device__ void StartHalf(int half, float* lowest) {
+    const int first = half * kHalf;
+    float tops[kGroup], own = 0;
+#pragma unroll 1
+    for (int group = 0; group < kHalf; group += kGroup) {
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        float w[C];
+        Read(Buffer(group + k), w);
+        tops[k] = Largest(w);
+      }
+      const float largest = Scatter<kGroup, Max>(tops, lane_);
+      if (lane_ / kGroup == (first + group) / kGroup) own = largest;
+    }
+    own = AcrossWarps<Max>(own, half);
+    // Its rounding scales the row: nothing that u would not undo.
+    if (lane_ / kHalf == half) shift_ = HasRow() ? -kLog2E * own : 0.0f;
+#pragma unroll 4
+    for (int k = 0; k < kHalf; ++k) {
+      float w[C];
+      Read(Buffer(k), w);
+      Exponentials(FirstRow() + first + k < n_, __shfl_sync(kFullMask, shift_, first + k), w, lowest);
+      Write(w, Buffer(k));
+    }
+  }
+
+  // The rows of K from number `first` on, in shared memory.
+  __device__ const float* RowsOfK(int first) const {
+    if (first == kKept) return Stored(0);
+#pragma unroll
+    for (int group = 0; group < kKept; group += kGroup) {
+      if (first != group) continue;
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) Write(kept_[group + k], Copied(k));
+    }
+    return Copied(0);
   }
 
   // ---- A pass: products of rows with x, what `row` makes of each, and the products of that with columns, to q -------
-  // row(sum): on the row's own lane; without effects, it is called twice. Returns row(sum) of the own row.
+  // row(sum): on the row's own lane. Returns what it returned.
   template <class RowFunction>
   __device__ float Pass(const float (&x)[C], float (&q)[C], RowFunction row) const {
-    float near[kGroup][C], sums[kKept], group[kGroup];
+    // The sums are scattered: lane l ends with that of row l. The first step at once: a row and that 16 below it.
+    const bool upper = (lane_ & kHalf) != 0;
+    float sums[kHalf];
 #pragma unroll
-    for (int k = 0; k < kKept; ++k) sums[k] = Product(kept_[k], x);
-    float sum = Scatter<kKept>(sums, lane_);
-    Multiply(0, x, near, group);
-    const float second = Scatter<kGroup>(group, lane_);
-    const float upper = row(AcrossWarps<Sum>(lane_ < kKept ? sum : second, 0));
-    if (lane_ < kKept + kGroup) Line()[lane_] = upper;
+    for (int k = 0; k < kHalf; ++k) {
+      const float near = Product(kept_[k], x);
+      float far;
+      if (k + kHalf < kKept) {
+        far = Product(kept_[k + kHalf], x);
+      } else {
+        float stored[C];
+        Read(Stored(k + kHalf - kKept), stored);
+        far = Product(stored, x);
+      }
+      sums[k] = (upper ? far : near) + __shfl_xor_sync(kFullMask, upper ? near : far, kHalf);
+    }
+    const float own = row(AcrossWarps<Sum>(ScatterHalves<kHalf, Sum>(sums, lane_), 0));
+    Line()[lane_] = own;
     __syncwarp();  // The multipliers are there.
 #pragma unroll
     for (int c = 0; c < C; ++c) q[c] = 0;
@@ -200,14 +223,13 @@ class HeldBase {
       AddProduct(u.z, kept_[k + 2], q);
       AddProduct(u.w, kept_[k + 3], q);
     }
-    AddGroup(kKept, near, q);
-    Multiply(kGroup, x, near, group);
-    sum = Scatter<kGroup>(group, lane_);
-    const float lower = row(AcrossWarps<Sum>(sum, 1));
-    if (lane_ >= kKept + kGroup) Line()[lane_] = lower;
-    __syncwarp();  // The multipliers are there.
-    AddGroup(kKept + kGroup, near, q);
-    return lane_ < kKept + kGroup ? upper : lower;
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      float stored[C];
+      Read(Stored(k), stored);
+      AddProduct(Line()[kKept + k], stored, q);
+    }
+    return own;
   }
   __device__ static float Product(const float (&k)[C], const float (&x)[C]) {
     float sum = k[0] * x[0];
@@ -218,23 +240,6 @@ class HeldBase {
   __device__ static void AddProduct(float u, const float (&k)[C], float (&q)[C]) {
 #pragma unroll
     for (int c = 0; c < C; ++c) q[c] = fmaf(u, k[c], q[c]);
-  }
-  // Stored rows from number `first` on, and their products with x.
-  __device__ void Multiply(int first, const float (&x)[C], float (&near)[kGroup][C], float (&sums)[kGroup]) const {
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) Read(Stored(first + k), near[k]);
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) sums[k] = Product(near[k], x);
-  }
-  __device__ void AddGroup(int line, const float (&near)[kGroup][C], float (&q)[C]) const {
-#pragma unroll
-    for (int k = 0; k < kGroup; k += 4) {
-      const float4 u = *reinterpret_cast<const float4*>(Line() + line + k);
-      AddProduct(u.x, near[k], q);
-      AddProduct(u.y, near[k + 1], q);
-      AddProduct(u.z, near[k + 2], q);
-      AddProduct(u.w, near[k + 3], q);
-    }
   }
 
   // ---- Columns: the sums of all rows' parts q, what `column` makes of each, to all as the vector --------------------
@@ -270,14 +275,14 @@ class HeldBase {
     }
     const int quad = threadIdx.x;
     if (quad >= QuadsOfAll()) return;
-    float4 sum = *reinterpret_cast<const float4*>(Parts(0) + 4 * quad);
+    float sum[4] = {};
 #pragma unroll
-    for (int w = 1; w < Shape::kDown; ++w) {
+    for (int w = 0; w < Shape::kDown; ++w) {
       const float4 x = *reinterpret_cast<const float4*>(Parts(w) + 4 * quad);
-      sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+      sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
     }
     const int owner = quad / QuadsEach(), place = quad % QuadsEach() * Shape::kRanksMost + rank_;
-    SendQuad(Inbox() + 4 * place, sum, &barriers_[0], owner);
+    Send(Inbox() + 4 * place, sum, &barriers_[0], owner);
   }
   // The column that a thread of a cluster's block owns, with others of its lanes.
   __device__ int SharedColumn() const {
@@ -305,11 +310,10 @@ class HeldBase {
     const int j = SharedColumn();
     const float mine = there && j < n_ ? column(j, sum) : 0.0f;
     const int base = lane_ / kMost * kMost;
-    x.x = __shfl_sync(kFullMask, mine, base);
-    x.y = __shfl_sync(kFullMask, mine, base + kMost / 4);
-    x.z = __shfl_sync(kFullMask, mine, base + kMost / 2);
-    x.w = __shfl_sync(kFullMask, mine, base + kMost / 2 + kMost / 4);
-    if (there && from < ranks_) SendQuad(Vector() + 4 * (rank_ * QuadsEach() + place), x, &barriers_[1], from);
+    const float all[4] = {__shfl_sync(kFullMask, mine, base), __shfl_sync(kFullMask, mine, base + kMost / 4),
+                          __shfl_sync(kFullMask, mine, base + kMost / 2),
+                          __shfl_sync(kFullMask, mine, base + kMost / 2 + kMost / 4)};
+    if (there && from < ranks_) Send(Vector() + 4 * (rank_ * QuadsEach() + place), all, &barriers_[1], from);
   }
   // The column whose `column` this thread calls, and whether no other thread does.
   __device__ int OwnColumn() const {

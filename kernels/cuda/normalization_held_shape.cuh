@@ -8,17 +8,21 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-// A warp holds 32 rows by 128 columns for each of a lane's quads: half of the rows in registers, half in shared memory.
+// A warp holds 32 rows by 128 columns for each of a lane's quads: most rows in registers, the others in shared memory.
 // A block's warps lie side by side in `kColumnGroups`, one below the other otherwise; a member is one block's, or that
 // of as many blocks (ranks), one below the other, as its rows need.
 template <int kLaneQuads, int kBlockWarpCount, int kColumnGroups>
 struct HeldShape {
   static constexpr int kQuads = kLaneQuads, C = 4 * kQuads, W = kBlockWarpCount, kAcross = kColumnGroups;
   static constexpr int kDown = W / kAcross, kThreadCount = 32 * W;
-  static constexpr int kWarpRows = 32, kKept = 16, kGroup = 8;  // Rows: in registers; of what is moved at a time.
+  static constexpr int kWarpRows = 32, kKept = 24;  // Rows in registers.
+  static constexpr int kGroup = 8;                  // Rows in shared memory; those that are worked on at a time.
+  static constexpr int kHalf = kWarpRows / 2;       // Rows that are fetched at a time.
+  static constexpr int kBuffer = 3 * kGroup;        // Rows of a warp's shared memory.
   static constexpr int kWarpColumns = 32 * C, kColumns = kWarpColumns * kAcross, kRows = kWarpRows * kDown;
   static constexpr int kRanksMost = kColumns / kRows;
   static constexpr bool kCluster = kRanksMost > 1;
+  static_assert(kKept + kGroup == kWarpRows, "all rows are somewhere");
   static_assert(kCluster || kThreadCount == kColumns, "a thread for each column");
   static_assert(!kCluster || kThreadCount >= kColumns / 4, "a thread for each quad of columns");
 };
@@ -29,14 +33,22 @@ using Held1024 = HeldShape<2, 8, 4>;
 
 // Floats of shared memory.
 template <class Shape>
-constexpr int kHeldSharedFloats =
-    Shape::W*(Shape::kWarpRows - Shape::kKept + Shape::kGroup + 1) * Shape::kWarpColumns  // K, staging, sums
-    + (Shape::kCluster ? 2 : 1) * Shape::kColumns + 32 * Shape::W                         // Vectors.
-    + 2 * Shape::kAcross* Shape::kRows + 64;
+constexpr int kHeldSharedFloats = Shape::W*(Shape::kBuffer + 1) * Shape::kWarpColumns            // Rows, sums.
+                                  + (Shape::kCluster ? 2 : 1) * Shape::kColumns + 64 * Shape::W  // Vectors.
+                                  + 2 * Shape::kAcross* Shape::kRows + Shape::W + Shape::kRanksMost + 8;
 
 // Floats of an iteration's history: u, x of the block's rows; v, y.
 template <class Shape>
 constexpr int kHeldStep = 2 * (Shape::kRows + Shape::kColumns);
+
+// Instances: of blocks in normalization_held.cu, of clusters in normalization_held_cluster.cu.
+using HeldFunction = void (*)(LaunchOf);
+template <class Shape>
+HeldFunction HeldKernelOf(bool backward);
+template <>
+HeldFunction HeldKernelOf<Held512>(bool backward);
+template <>
+HeldFunction HeldKernelOf<Held1024>(bool backward);
 
 }  // namespace normalization
 }  // namespace cuda
