@@ -89,7 +89,11 @@ class FakeBackend final : public Backend {
     void Write() {
       const Outputs& out = problem_.outputs;
       const int64_t count = problem_.count, n = problem_.n, m = problem_.m;
-      if (out.plan && problem_.normalization.logits) WritePlan();
+      if (problem_.normalization.logits) {
+        if (out.plan) WritePlan();
+      } else {
+        Fill(out.plan, count * n * m, 0);
+      }
       Fill(out.f, count * n, 1);
       Fill(out.g, count * m, 2);
       Fill(out.row_sums, count * n, 0);
