@@ -16,8 +16,7 @@
 #include "kernels/cpu/buffer.h"
 #include "kernels/cpu/transport_points.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 class Anderson {
  public:
@@ -143,7 +142,6 @@ class Anderson {
   Buffer<double> differences_;                      // [kWindow, size]: and of r.
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_ANDERSON_H_

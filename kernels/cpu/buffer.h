@@ -9,8 +9,7 @@
 
 #include "kernels/cpu/memory_pool.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 template <typename T>
 class Buffer {
@@ -51,7 +50,6 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_BUFFER_H_

@@ -13,8 +13,7 @@
 // ---- Exact conversions of one element -------------------------------------------------------------------------------
 #ifndef SINKHORN_KERNELS_CPU_HALF_CC_SCALAR
 #define SINKHORN_KERNELS_CPU_HALF_CC_SCALAR
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 template <class To, class From>
@@ -85,15 +84,12 @@ inline uint16_t BFloat16FromFloat(float value) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 #endif  // SINKHORN_KERNELS_CPU_HALF_CC_SCALAR
 
 // ---- Loops ----------------------------------------------------------------------------------------------------------
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::ScalableTag<float>;
 
@@ -179,14 +175,11 @@ void BFloat16FromFloatRow(const float* src, int64_t count, void* dst) {
   for (; i < count; ++i) StoreBits16(BFloat16FromFloat(src[i]), dst, i);
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 HWY_EXPORT(FloatFromFloat16);
@@ -292,6 +285,5 @@ void StoreFromDouble(DType dtype, const double* src, int64_t count, void* dst, i
   }
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 #endif  // HWY_ONCE

@@ -10,8 +10,7 @@
 
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 // dst[i] = src[offset + i], i < count.
 void LoadAsFloat(DType dtype, const void* src, int64_t offset, int64_t count, float* dst);
@@ -35,7 +34,6 @@ inline void StoreRow(DType dtype, const double* src, int64_t count, void* dst, i
   StoreFromDouble(dtype, src, count, dst, offset);
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_HALF_H_

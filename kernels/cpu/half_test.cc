@@ -10,8 +10,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 // The value of a 16-bit pattern by definition: (-1)^s 2^(e - bias) 1.m, subnormal 2^(1 - bias) 0.m.
@@ -123,5 +122,4 @@ TEST(Rows, UnalignedAndInBounds) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

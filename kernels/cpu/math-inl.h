@@ -24,9 +24,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // ---- Per type: limits and coefficients (minimax, Remez and Lawson in 50 digits) -------------------------------------
@@ -257,9 +255,7 @@ HWY_INLINE V Reciprocal(D d, V x) {
 }
 #endif
 
-}  // namespace HWY_NAMESPACE
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_MATH_INL_H_

@@ -14,9 +14,7 @@
 #include "kernels/cpu/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::HWY_NAMESPACE {
 
 // y = ExpInRange(x).
 void ApplyInRange(const float* x, int64_t count, float* y) {
@@ -46,14 +44,11 @@ void Apply(const char* name, const T* x, int64_t count, T* y) {
 void ApplyFloat(const char* name, const float* x, int64_t count, float* y) { Apply(name, x, count, y); }
 void ApplyDouble(const char* name, const double* x, int64_t count, double* y) { Apply(name, x, count, y); }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 HWY_EXPORT(ApplyFloat);
@@ -188,6 +183,5 @@ TEST(Math, Edges) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 #endif  // HWY_ONCE

@@ -7,8 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
@@ -151,5 +150,4 @@ void FreeBlock(void* memory, size_t bytes) {
   }
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -10,8 +10,7 @@
 
 #include <cstddef>
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 constexpr size_t kPooledBytes = size_t{1} << 20;
 constexpr size_t kKeptBytes = size_t{512} << 20;
@@ -22,7 +21,6 @@ void* AllocateBlock(size_t bytes);
 // `bytes` as they were asked for.
 void FreeBlock(void* block, size_t bytes);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_MEMORY_POOL_H_

@@ -8,8 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/normalization_test_util.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 // ---- Early stop -----------------------------------------------------------------------------------------------------
@@ -217,5 +216,4 @@ TEST(Work, SmallRequestsAreOneChunkAndEstimatesArePositive) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

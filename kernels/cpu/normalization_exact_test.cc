@@ -7,8 +7,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/normalization_test_util.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 struct ExactCase {
@@ -123,5 +122,4 @@ TEST(Exact, DustbinAndGradient) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -14,10 +14,7 @@
 #include "kernels/problem.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using cpu::HWY_NAMESPACE::Reciprocal;
@@ -72,10 +69,7 @@ HWY_INLINE V Unscaled(D d, V old, V now, V marginal, V inverse_marginal, V guard
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_GUARD_INL_H_

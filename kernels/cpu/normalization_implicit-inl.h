@@ -21,10 +21,7 @@
 #include "kernels/cpu/normalization_solver-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Conjugate gradients for [I P; P^T I] [alpha; beta] = [s_r; s_c], orthogonal to (1, -1).
@@ -444,10 +441,7 @@ class ImplicitSolver final : public MatrixSolver {
   bool finite_ = true;
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_IMPLICIT_INL_H_

@@ -7,8 +7,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/normalization_test_util.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 using oracle::NamedRecipe;
@@ -147,5 +146,4 @@ TEST(Implicit, RealMarginalsBeatUnitMarginalsAwayFromConvergence) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

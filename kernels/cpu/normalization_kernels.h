@@ -13,9 +13,7 @@
 #include "kernels/cpu/work.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
+namespace sinkhorn::cpu::normalization {
 
 // What some members came to. `redo`: those whose range of values the solver could not hold; they are not counted.
 struct NormalizationTally {
@@ -81,8 +79,6 @@ bool IsSquares(const NormalizationSpec& spec);
 void SolveSquares(const NormalizationSpec& spec, const int64_t* members, int64_t count, Scratch* scratch,
                   NormalizationTally* tally);
 
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_KERNELS_H_

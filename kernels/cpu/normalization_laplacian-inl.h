@@ -21,10 +21,7 @@
 #include "kernels/cpu/normalization_marginals-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Lane scalar: sum over elements k, k + kLanes, ... of term(k).
@@ -225,10 +222,7 @@ class LaplacianFactor {
   T *weights_, *degree_, *entries_;
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_LAPLACIAN_INL_H_

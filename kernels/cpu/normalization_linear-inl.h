@@ -17,10 +17,7 @@
 #include "kernels/cpu/normalization_linear_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class Layout>
@@ -437,10 +434,7 @@ class LinearSolver final : public LinearBackward<LinearSolver<Layout>, Layout> {
   }
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_LINEAR_INL_H_

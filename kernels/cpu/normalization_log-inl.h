@@ -12,10 +12,7 @@
 #include "kernels/cpu/normalization_outputs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // log(e^a + e^b). -inf is e^-inf; not for two of them.
@@ -327,10 +324,7 @@ class LogSolver final : public ForwardSolver<LogSolver<Layout>, Layout, true> {
   }
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_LOG_INL_H_

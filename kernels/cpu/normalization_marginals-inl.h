@@ -22,10 +22,7 @@
 #include "kernels/cpu/normalization_spec.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 
 // A number per lane, in memory.
 template <class T, int64_t kLanes>
@@ -113,10 +110,7 @@ class ScaledMarginals {
   const Layout& layout_;
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_MARGINALS_INL_H_

@@ -16,10 +16,7 @@
 #include "kernels/cpu/normalization_solver-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // ---- The certificate -----------------------------------------------------------------------------------------------
@@ -173,10 +170,7 @@ void ForwardSolver<Derived, Layout_, kLog>::EndGradient() {
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_OUTPUTS_INL_H_

@@ -10,8 +10,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/normalization_test_util.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 using oracle::NamedRecipe;
@@ -183,5 +182,4 @@ TEST(Targets, AllMatchTheOracle) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

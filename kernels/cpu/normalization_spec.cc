@@ -5,8 +5,7 @@
 
 #include "kernels/cpu/half.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 // Without knobs that have no effect.
@@ -74,5 +73,4 @@ double NormalizationSpec::DustbinScore(int64_t member) const {
   return score;
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -9,8 +9,7 @@
 
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 struct NormalizationSpec {
   explicit NormalizationSpec(const Problem& problem);
@@ -37,7 +36,6 @@ struct NormalizationSpec {
   bool softmax() const { return recipe.start == Start::kRowSoftmax; }
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_SPEC_H_

@@ -26,10 +26,7 @@
 #include "kernels/cpu/normalization_squares_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // c / s_i, i < 4, with c such that c / s_0 is within 12 % of 1, and no division: c / s_0 = scale s_1 s_2 s_3, and the
@@ -395,10 +392,7 @@ void SolveAll(const NormalizationSpec& spec, const int64_t* members, int64_t cou
   SolveWith<Solver>(spec, wide.data(), static_cast<int64_t>(wide.size()), true, scratch, tally);
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_SQUARES_INL_H_

@@ -12,10 +12,7 @@
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_SCALAR  // No vectors to fill.
 bool Takes(const NormalizationSpec&) { return false; }
@@ -35,16 +32,11 @@ void Squared(const NormalizationSpec& spec, const int64_t* members, int64_t coun
 }
 #endif
 
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
+namespace sinkhorn::cpu::normalization {
 HWY_EXPORT(Takes);
 HWY_EXPORT(Squared);
 
@@ -54,7 +46,5 @@ void SolveSquares(const NormalizationSpec& spec, const int64_t* members, int64_t
   HWY_DYNAMIC_DISPATCH(Squared)(spec, members, count, scratch, tally);
 }
 
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization
 #endif  // HWY_ONCE

@@ -11,8 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/half.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 Tensor::Tensor(DType dtype, const Vector& values)
     : dtype_(dtype), bytes_(values.size() * SizeOf(dtype)), size_(static_cast<int64_t>(values.size())) {
@@ -219,5 +218,4 @@ Vector Rounded(const Request& request, const Vector& values, int64_t member, int
   return Member(Tensor(request.dtype, values).values(), member, size);
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -12,8 +12,7 @@
 #include "tests/oracle/normalization.h"
 #include "tests/oracle/recipes.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 using Vector = std::vector<double>;
 
@@ -88,7 +87,6 @@ Vector Member(const Vector& values, int64_t index, int64_t size);
 double MaxAbs(const Vector& values);
 double MaxDifference(const Vector& a, const Vector& b);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_NORMALIZATION_TEST_UTIL_H_

@@ -19,10 +19,7 @@
 #include SINKHORN_SOLVER_INL
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace {
 
 using LaneSolver = SINKHORN_SOLVER<LaneLayout<SINKHORN_SOLVER_TYPE>>;
@@ -46,16 +43,11 @@ MatrixSolver* Make(const NormalizationSpec& spec, void* memory, double* plan) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sinkhorn {
-namespace cpu {
-namespace normalization {
+namespace sinkhorn::cpu::normalization {
 HWY_EXPORT(Bytes);
 HWY_EXPORT(Make);
 
@@ -64,7 +56,5 @@ MatrixSolver* SINKHORN_MAKE_SOLVER(const NormalizationSpec& spec, void* memory, 
   return HWY_DYNAMIC_DISPATCH(Make)(spec, memory, plan);
 }
 
-}  // namespace normalization
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::normalization
 #endif  // HWY_ONCE

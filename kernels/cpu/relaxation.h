@@ -19,8 +19,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 class Relaxation {
  public:
@@ -93,7 +92,6 @@ class Relaxation {
   int count_ = 0, settled_ = 0;
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_RELAXATION_H_

@@ -15,8 +15,7 @@
 #include "kernels/cpu/transport_member.h"
 #include "kernels/cpu/work.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 constexpr int64_t kSmallPairs = 131072;     // A member this small is one chunk.
@@ -24,7 +23,7 @@ constexpr double kSplitSeconds = 150e-6;    // A phase this short is not worth t
 constexpr double kSurveySeconds = 1.5e-10;  // Of a cost.
 constexpr double kLoadSeconds = 1e-9;       // Of a coordinate.
 constexpr double kSerialSeconds = 2e-3;     // How long such a chunk may run before it yields.
-constexpr double kNearBytes = 1.5e6;        // Of densities, in a core's own cache.
+constexpr double kOwnCacheBytes = 1.5e6;    // Of densities, in a core's own cache.
 constexpr double kCachedBytes = 256e6;      // Of densities that are kept rather than made in each iteration.
 constexpr double kFloatExponentMax = 400;   // Cost over epsilon up to which float32 exponents serve STRICT.
 
@@ -32,7 +31,7 @@ constexpr double kFloatExponentMax = 400;   // Cost over epsilon up to which flo
 double TransportMakeSeconds(const Problem& problem) {
   const double pairs = static_cast<double>(problem.n) * problem.m;
   const double width = problem.solver.precision == Precision::kDouble ? 3 : 1;
-  return pairs * width * (0.3e-9 + 0.012e-9 * problem.dim);
+  return pairs * width * DensitySeconds(problem.dim);
 }
 
 class TransportWork final : public Work {
@@ -245,7 +244,7 @@ double TransportSeconds(const Problem& problem) {
   const bool is_double = problem.solver.precision == Precision::kDouble;
   const double pairs = static_cast<double>(problem.n) * problem.m;
   const double bytes = pairs * (is_double ? 8 : 4), make = TransportMakeSeconds(problem);
-  const double read = bytes <= kNearBytes ? (is_double ? 0.115e-9 : 0.07e-9) : (is_double ? 0.37e-9 : 0.14e-9);
+  const double read = bytes <= kOwnCacheBytes ? (is_double ? 0.115e-9 : 0.07e-9) : (is_double ? 0.37e-9 : 0.14e-9);
   const double iteration = 0.35e-6 + (bytes <= kCachedBytes ? pairs * read : make);
   // Passes over the plan: the first two make it in this arithmetic, the bound's four in float64.
   const bool rows =
@@ -256,5 +255,4 @@ double TransportSeconds(const Problem& problem) {
   return problem.count * ((problem.solver.debias ? 3 : 1) * solve + passes * make);
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -3,14 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sinkhorn {
-namespace cpu {
-
-double TransportAnswer::Side::total_mass() const {
-  double sum = 0;
-  for (double m : mass) sum += m;
-  return sum;
-}
+namespace sinkhorn::cpu {
 
 bool TransportAnswer::finite() const {
   for (const Side& s : side) {
@@ -23,7 +16,7 @@ bool TransportAnswer::finite() const {
 }
 
 double TransportAnswer::DualValue() const {
-  double value = epsilon * side[0].total_mass() * side[1].total_mass(), plan_mass = 0;
+  double value = epsilon * side[0].total_mass * side[1].total_mass, plan_mass = 0;
   for (const Side& s : side) {
     for (int64_t i = 0; i < s.size; ++i) {
       const double f = s.potential[i];
@@ -37,7 +30,7 @@ double TransportAnswer::DualValue() const {
 // The objective is exact for the potentials but for the mass of P: an exponent is a sum of rounded terms, and
 // densities, weights and sums are rounded too.
 double TransportAnswer::DualValueRounding() const {
-  double plan_mass = 0, terms = epsilon * side[0].total_mass() * side[1].total_mass();
+  double plan_mass = 0, terms = epsilon * side[0].total_mass * side[1].total_mass;
   double exponents = 0;  // The largest of each side.
   for (const Side& s : side) {
     double largest = 0;
@@ -52,5 +45,4 @@ double TransportAnswer::DualValueRounding() const {
   return epsilon * plan_mass * (exponent_rounding * exponents + density_rounding) + sums * terms;
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -7,20 +7,19 @@
 #include "kernels/cpu/buffer.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 struct TransportAnswer {
   // One measure's. Arrays are padded with zeros.
   struct Side {
     int64_t size = 0;
     double rho = 0;
+    double total_mass = 0;
     Buffer<double> mass;
     Buffer<double> potential;  // in units of the cost
     Buffer<double> marginal;   // sums of P
     Buffer<double> ratio;      // marginal / mass; where there is no mass, what it would be for a little
     Buffer<double> exponent;   // potential in the densities' exponents, base 2
-    double total_mass() const;
   };
 
   // False: some of it is no number, or infinite.
@@ -38,7 +37,6 @@ struct TransportAnswer {
   double density_rounding = 0;   // and of densities, weights and their sums.
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_ANSWER_H_

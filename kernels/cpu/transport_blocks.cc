@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 // Scratch of a block: exponents, the cost's workspace and densities.
@@ -223,5 +222,4 @@ SINKHORN_INSTANTIATE(double, float);
 SINKHORN_INSTANTIATE(double, double);
 #undef SINKHORN_INSTANTIATE
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -14,8 +14,7 @@
 #include "kernels/cpu/transport_state.h"
 #include "kernels/cpu/work.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 // Sweeps blocks [begin, end): row sums, next scalings and, added to `acc` [padded columns], column sums. `*error` grows
 // by the rows' residuals. False: symmetric updates met rows that only log-sum-exps can do.
@@ -38,7 +37,6 @@ template <typename TE, typename T>
 void ScaledPlanRows(const TransportState<TE, T>& state, int side, const int64_t* rows, T* plan, double* sums, TE* e,
                     TE* workspace);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_BLOCKS_H_

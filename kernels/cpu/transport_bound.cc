@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 constexpr int64_t kChunkPairs = int64_t{1} << 16;
 }  // namespace
@@ -108,5 +107,4 @@ void PrimalBound::EndPhase() {
   if (++pass_ < kPasses) Start();
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -14,8 +14,7 @@
 #include "kernels/cpu/transport_cost.h"
 #include "kernels/cpu/work.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 class PrimalBound {
  public:
@@ -51,7 +50,6 @@ class PrimalBound {
   int64_t chunks_ = 0, chunk_blocks_ = 1;
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_BOUND_H_

@@ -14,9 +14,7 @@
 #include "kernels/cpu/transport_vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr size_t kPrefetchBytes = 16384;  // Two such blocks fit a level-1 cache.
@@ -252,9 +250,7 @@ void Scale(T* t, int64_t columns, const T* row, const T* col, double* sums) {
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_CACHED_INL_H_

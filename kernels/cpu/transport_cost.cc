@@ -7,8 +7,7 @@
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/transport_points.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 // The tensor's memory from `offset` on if it holds floats that may be read in place.
@@ -194,5 +193,4 @@ template class CostSource<float, float>;
 template class CostSource<double, float>;
 template class CostSource<double, double>;
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -15,8 +15,7 @@
 #include "kernels/cpu/transport_kernels.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 constexpr double kLog2E = 1.4426950408889634074;
 
@@ -88,7 +87,6 @@ class CostSource {
   Buffer<double> shift_[2];
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_COST_H_

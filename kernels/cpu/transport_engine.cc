@@ -6,8 +6,7 @@
 
 #include "kernels/cpu/transport_blocks.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 constexpr int64_t kSmallSlotPairs = 32768, kSmallSlotsMax = 4;
@@ -218,7 +217,7 @@ bool TransportEngine<TE, T>::ShouldStop(const double* error) {
   c.marginal_error_a = error[0];
   c.marginal_error_b = error[1];
   const double worst = std::max(error[0], error[1]);
-  relaxation_.Observe(worst / x_.total_mass());
+  relaxation_.Observe(worst / x_.total_mass);
   if (!(solver_.tolerance > 0)) return false;
   if (worst <= solver_.tolerance) {
     if (state_.symmetric || previous_relax_ == 1) {
@@ -260,7 +259,7 @@ bool TransportEngine<TE, T>::AccelerateColumns(bool sums_safe) {
   Buffer<double>&from = y_.pending, &to = extrapolated_;
   y_.Potentials(&from);
   kernels_.log_scaling(from.size(), y_.next.data(), y_.frame.data(), to.data());
-  anderson_.Extrapolate(error / y_.total_mass(), y_.mass64, from, &to);
+  anderson_.Extrapolate(error / y_.total_mass, y_.mass64, from, &to);
   // The kernel makes 2^(-shift - frame) with damping 0.
   for (double& potential : to) potential = -potential;
   kernels_.update(from.size(), y_.sums.data(), y_.scaling.data(), y_.frame.data(), to.data(), 0, 1, y_.next.data());
@@ -399,16 +398,14 @@ void TransportEngine<TE, T>::MeasureExtremeSums(int side) {
 
 template <typename TE, typename T>
 void TransportEngine<TE, T>::Finish() {
-  double error[2] = {0, 0};
-  for (int side = 0; side < 2; ++side) {
-    for (int64_t i = 0; i < cost_.size(side); ++i) error[side] += state_.ErrorOf(side, i, answer_.side[side].ratio[i]);
-  }
-  answer_.convergence.marginal_error_a = error[0];
-  answer_.convergence.marginal_error_b = error[1];
-  answer_.convergence.converged = std::max(error[0], error[1]) <= solver_.tolerance;
+  Convergence& c = answer_.convergence;
+  c.marginal_error_a = state_.TotalError(0, answer_.side[0].ratio);
+  c.marginal_error_b = state_.TotalError(1, answer_.side[1].ratio);
+  c.converged = std::max(c.marginal_error_a, c.marginal_error_b) <= solver_.tolerance;
   answer_.epsilon = state_.epsilon;
   answer_.exponent_rounding = sizeof(TE) == sizeof(float) ? 0x1p-21 : 0x1p-49;
   answer_.density_rounding = sizeof(T) == sizeof(float) ? 2e-6 : 1e-13;
+  const double unit = state_.epsilon / kLog2E;
   for (int side = 0; side < 2; ++side) {
     TransportSide<TE, T>& s = state_.side[side];
     TransportAnswer::Side& out = answer_.side[side];
@@ -416,12 +413,13 @@ void TransportEngine<TE, T>::Finish() {
     s.Freeze(s.pending);
     out.size = s.size;
     out.rho = s.rho;
+    out.total_mass = s.total_mass;
     out.mass = std::move(s.mass64);
     out.potential.Resize(cost_.padded(side));
     out.marginal.Resize(cost_.padded(side));
     for (int64_t i = 0; i < s.size; ++i) {
       out.marginal[i] = out.mass[i] == 0 ? 0 : out.mass[i] * out.ratio[i];
-      out.potential[i] = (s.pending[i] + s.shift[i]) * state_.epsilon / kLog2E;
+      out.potential[i] = (s.pending[i] + s.shift[i]) * unit;
     }
     out.exponent = std::move(s.pending);
   }
@@ -435,5 +433,4 @@ template class TransportEngine<float, float>;
 template class TransportEngine<double, float>;
 template class TransportEngine<double, double>;
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

@@ -20,8 +20,7 @@
 #include "kernels/cpu/work.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 // What the engine is asked for, besides the cost.
 struct EngineOptions {
@@ -109,7 +108,6 @@ class TransportEngine {
   TransportAnswer answer_;
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_ENGINE_H_

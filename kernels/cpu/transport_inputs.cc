@@ -5,8 +5,7 @@
 
 #include "kernels/cpu/half.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 constexpr int64_t kPartPairs = int64_t{1} << 18;  // Of a cost matrix, loaded at a time.
@@ -62,5 +61,4 @@ void MemberInputs::Load() {
   epsilon_start = std::max(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

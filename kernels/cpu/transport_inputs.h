@@ -8,8 +8,7 @@
 #include "kernels/cpu/transport_cost.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 struct MemberInputs {
   // Costs are surveyed in parts, by any threads, before all else is loaded.
@@ -28,7 +27,6 @@ struct MemberInputs {
   double epsilon_start = 0;      // Of an annealed schedule.
 };
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_INPUTS_H_

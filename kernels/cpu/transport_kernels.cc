@@ -16,9 +16,7 @@
 #include "kernels/cpu/transport_vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // One panel: acc[r][0..1] = <rows[r], y> + terms, or scale |rows[r] - y|^2 + terms.
@@ -296,14 +294,11 @@ const TransportKernels<float, float>& TableFloat() { return Table<float, float>(
 const TransportKernels<double, float>& TableMixed() { return Table<double, float>(); }
 const TransportKernels<double, double>& TableDouble() { return Table<double, double>(); }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 HWY_EXPORT(TableFloat);
 HWY_EXPORT(TableMixed);
@@ -322,6 +317,5 @@ const TransportKernels<double, double>& GetTransportKernels() {
   return HWY_DYNAMIC_DISPATCH(TableDouble)();
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 #endif  // HWY_ONCE

@@ -17,8 +17,7 @@
 
 #include <cstdint>
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 constexpr int kRowBlock = 8;
 constexpr int kColumnPad = 32;
@@ -104,7 +103,6 @@ const TransportKernels<double, float>& GetTransportKernels();
 template <>
 const TransportKernels<double, double>& GetTransportKernels();
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_KERNELS_H_

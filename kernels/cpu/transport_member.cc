@@ -11,13 +11,11 @@
 #include "kernels/cpu/transport_engine.h"
 #include "kernels/cpu/transport_outputs.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 constexpr int64_t kChunkPairs = int64_t{1} << 20;
-// Seconds per pair on one thread, for budgets: reading a density; making one, and per dimension of a product.
-constexpr double kReadSeconds = 0.12e-9, kMakeSeconds = 0.3e-9, kProductSeconds = 0.012e-9;
+constexpr double kReadSeconds = 0.12e-9;  // Of a density, on one thread.
 
 template <typename TE, typename T>
 class TypedMember final : public TransportMember {
@@ -41,7 +39,7 @@ class TypedMember final : public TransportMember {
     return 0;
   }
   double chunk_seconds() const override {
-    const double make = kMakeSeconds + kProductSeconds * problem_.dim;
+    const double make = DensitySeconds(problem_.dim);
     const double width = sizeof(T) / sizeof(float);
     switch (stage_) {
       case Stage::kIterate:
@@ -358,5 +356,4 @@ template std::unique_ptr<TransportMember> MakeTypedMember<double, float>(const P
 template std::unique_ptr<TransportMember> MakeTypedMember<double, double>(const Problem&, int64_t, int64_t,
                                                                           std::unique_ptr<MemberInputs>);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

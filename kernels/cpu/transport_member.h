@@ -10,8 +10,7 @@
 #include "kernels/cpu/work.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 class TransportMember {
  public:
@@ -24,6 +23,9 @@ class TransportMember {
   virtual Convergence progress() const = 0;
 };
 
+// Predicted seconds of making a density on one thread in float32: measured on AVX-512 cores. `dim` 0: from a cost.
+inline double DensitySeconds(int64_t dim) { return 0.3e-9 + 0.012e-9 * static_cast<double>(dim); }
+
 // Chooses the arithmetic from the member's own data. REQUIRES: `inputs` are loaded.
 std::unique_ptr<TransportMember> MakeTransportMember(std::unique_ptr<MemberInputs> inputs, int64_t cache_bytes);
 
@@ -32,7 +34,6 @@ template <typename TE, typename T>
 std::unique_ptr<TransportMember> MakeTypedMember(const Problem& problem, int64_t index, int64_t cache_bytes,
                                                  std::unique_ptr<MemberInputs> inputs);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_MEMBER_H_

@@ -4,8 +4,7 @@
 
 #include "kernels/cpu/half.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 namespace {
 
 class Store {
@@ -38,7 +37,7 @@ class Store {
     if (out_.value_linear != nullptr) out_.value_linear[index_] = results_.value_linear;
     if (out_.value == nullptr) return;
     if (problem_.solver.debias) {
-      const double difference = own_.side[0].total_mass() - own_.side[1].total_mass();
+      const double difference = own_.side[0].total_mass - own_.side[1].total_mass;
       value += own_.epsilon / 2 * difference * difference;
       for (int self = 1; self <= 2; ++self) value -= results_.answers[self]->DualValue() / 2;
     }
@@ -61,7 +60,7 @@ class Store {
       if (!problem_.solver.debias) continue;
       const TransportAnswer& self = *results_.answers[1 + side];
       gradient[i] -= (MassDerivative(self, 0, rho, i) + MassDerivative(self, 1, rho, i)) / 2;
-      gradient[i] += own_.epsilon * (own_.side[side].total_mass() - own_.side[1 - side].total_mass());
+      gradient[i] += own_.epsilon * (own_.side[side].total_mass - own_.side[1 - side].total_mass);
     }
     Values(view, gradient.data(), gradient.size());
   }
@@ -70,7 +69,7 @@ class Store {
   static double MassDerivative(const TransportAnswer& answer, int side, double rho, int64_t i) {
     const double f = answer.side[side].potential[i];
     return (std::isinf(rho) ? f : -rho * std::expm1(-f / rho)) -
-           answer.epsilon * (answer.side[side].ratio[i] - answer.side[1 - side].total_mass());
+           answer.epsilon * (answer.side[side].ratio[i] - answer.side[1 - side].total_mass);
   }
 
   const Problem& problem_;
@@ -86,5 +85,4 @@ void StoreOutputs(const Problem& problem, int64_t index, const TransportResults&
   Store(problem, index, results).All();
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu

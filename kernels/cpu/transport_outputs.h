@@ -8,8 +8,7 @@
 #include "kernels/cpu/transport_answer.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 struct TransportResults {
   std::vector<const TransportAnswer*> answers;     // Its own; debiased also those of OT(a, a) and OT(b, b).
@@ -19,7 +18,6 @@ struct TransportResults {
 
 void StoreOutputs(const Problem& problem, int64_t index, const TransportResults& results);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_OUTPUTS_H_

@@ -13,9 +13,7 @@
 #include "kernels/cpu/transport_vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <typename TE>
@@ -176,14 +174,11 @@ void PackDoubles(const double* rows, int64_t count, int64_t dim, int64_t panel, 
   PackRows(rows, count, dim, panel, out);
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 HWY_EXPORT(DotsOfRows);
 HWY_EXPORT(CentreFloats);
@@ -223,6 +218,5 @@ void Pack(const double* rows, int64_t count, int64_t dim, int64_t panel, double*
   HWY_DYNAMIC_DISPATCH(PackDoubles)(rows, count, dim, panel, out);
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 #endif  // HWY_ONCE

@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 // out = rows [count, dim] less their mean, the centre [dim]; norm2[i] = |row i of out|^2. `in` may be `out`.
 void Centre(const float* in, int64_t count, int64_t dim, double* out, double* centre, double* norm2);
@@ -26,7 +25,6 @@ void Pack(const double* rows, int64_t count, int64_t dim, int64_t panel, double*
 void Range(const float* values, int64_t count, float* low, float* high);
 void Range(const double* values, int64_t count, double* low, double* high);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_POINTS_H_

@@ -12,14 +12,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/buffer.h"
 #include "kernels/cpu/transport_cost.h"
 #include "kernels/cpu/transport_kernels.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 // Scalings stay within [1 / kDrift, kDrift]: what densities lose below 2^-126 stays below 2^-90.
 constexpr double kDrift = 0x1p+36;
@@ -54,11 +54,11 @@ struct TransportSide {
   void SetWeights();
   bool Drifted() const { return !kernels.within(size, scaling.data(), T(1 / kDrift), T(kDrift)); }
   double Damping(double epsilon) const { return 1 / (1 + epsilon / rho); }
-  double total_mass() const;
 
   const TransportKernels<TE, T>& kernels = GetTransportKernels<TE, T>();
   int64_t size = 0;
   double rho = 0;
+  double total_mass = 0;
   Buffer<T> mass;
   Buffer<double> mass64;
   Buffer<TE> penalty;    // 0, or kVoid where there is no mass
@@ -84,6 +84,8 @@ struct TransportState {
   // What marginal / mass is at the optimum: 1; unbalanced: exp(-f / rho).
   double Target(int which, int64_t i) const;
   double ErrorOf(int which, int64_t i, double ratio) const;
+  // The sum of all.
+  double TotalError(int which, const Buffer<double>& ratio) const;
   // Potentials keep their values in units of the cost.
   void SetEpsilon(double next_epsilon);
   // The block's rows get other frames in this sweep: their potentials before it are in pending from now on.
@@ -111,6 +113,7 @@ template <typename TE, typename T>
 void TransportSide<TE, T>::Init(int64_t count, const double* masses, const double* initial,
                                 const Buffer<double>& cost_shift, double epsilon, double reach_rho) {
   const int64_t padded = cost_shift.size();
+  const double unit = kLog2E / epsilon;
   size = count;
   rho = reach_rho;
   for (auto* buffer : {&mass, &scaling, &next, &weight}) buffer->Resize(padded);
@@ -121,10 +124,11 @@ void TransportSide<TE, T>::Init(int64_t count, const double* masses, const doubl
     mass[i] = static_cast<T>(own);
     mass64[i] = own;
     penalty[i] = static_cast<TE>(own > 0 ? 0 : kVoid);
-    shift[i] = cost_shift[i] * kLog2E / epsilon;
+    shift[i] = cost_shift[i] * unit;
     const double potential = i < size && initial != nullptr ? initial[i] : 0;
-    pending[i] = potential * kLog2E / epsilon - shift[i];
+    pending[i] = potential * unit - shift[i];
   }
+  total_mass = std::accumulate(masses, masses + size, 0.0);
   Freeze(pending);
 }
 
@@ -143,13 +147,6 @@ void TransportSide<TE, T>::Freeze(const Buffer<double>& potential) {
 template <typename TE, typename T>
 void TransportSide<TE, T>::SetWeights() {
   for (int64_t i = 0; i < mass.size(); ++i) weight[i] = mass[i] == 0 ? T(0) : mass[i] * scaling[i];
-}
-
-template <typename TE, typename T>
-double TransportSide<TE, T>::total_mass() const {
-  double sum = 0;
-  for (double own : mass64) sum += own;
-  return sum;
 }
 
 // ---- Both -----------------------------------------------------------------------------------------------------------
@@ -184,6 +181,19 @@ double TransportState<TE, T>::ErrorOf(int which, int64_t i, double ratio) const 
 }
 
 template <typename TE, typename T>
+double TransportState<TE, T>::TotalError(int which, const Buffer<double>& ratio) const {
+  const TransportSide<TE, T>& s = side[which];
+  double sum[4] = {};  // Chains of additions.
+  if (std::isinf(s.rho)) {
+    for (int64_t i = 0; i < s.size; ++i) sum[i % 4] += s.mass64[i] == 0 ? 0 : s.mass64[i] * std::abs(ratio[i] - 1);
+  } else {
+    for (int64_t i = 0; i < s.size; ++i) sum[i % 4] += ErrorOf(which, i, ratio[i]);
+  }
+  const double total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  return std::isnan(total) ? INFINITY : total;
+}
+
+template <typename TE, typename T>
 void TransportState<TE, T>::SetEpsilon(double next_epsilon) {
   const double ratio = epsilon / next_epsilon;
   epsilon = next_epsilon;
@@ -214,7 +224,6 @@ void TransportState<TE, T>::RestoreRows() {
   cache_valid = false;
 }
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_STATE_H_

@@ -16,9 +16,7 @@
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace sinkhorn {
-namespace cpu {
-namespace HWY_NAMESPACE {
+namespace sinkhorn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Register rows per pass: AVX-512 has 32 registers, the others 16.
@@ -51,9 +49,7 @@ HWY_INLINE hn::Vec<D> Convert(D d, V v) {
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // SINKHORN_KERNELS_CPU_TRANSPORT_VECTOR_INL_H_

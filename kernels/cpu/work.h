@@ -14,8 +14,7 @@
 #include "absl/status/status.h"
 #include "kernels/problem.h"
 
-namespace sinkhorn {
-namespace cpu {
+namespace sinkhorn::cpu {
 
 // Memory of one thread that chunks may overwrite at will: grows, never shrinks during a slice. 128-byte aligned.
 class Scratch {
@@ -66,7 +65,6 @@ int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes);
 double NormalizationSeconds(const Problem& problem);
 double TransportSeconds(const Problem& problem);
 
-}  // namespace cpu
-}  // namespace sinkhorn
+}  // namespace sinkhorn::cpu
 
 #endif  // SINKHORN_KERNELS_CPU_WORK_H_
