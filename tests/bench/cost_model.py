@@ -2,8 +2,8 @@
 
     bazel build //tests/bench:sinkhorn_cost_samples && .venv/bin/python tests/bench/cost_model.py
 
-measures (half a minute, at real-time priority `chrt -f 5` where others work) into results/cost_model.csv, fits, and writes server/cost_table.h and
-results/cost_model.md. --fit-only fits what results/cost_model.csv has.
+measures (half a minute, at real-time priority `chrt -f 5` where others work) into results/cost_model.csv, fits, and
+writes server/cost_table.h and results/cost_model.md. --fit-only fits what results/cost_model.csv has.
 
 For each family of problems: predicted = overhead + factor * figure, the two that make the sum of squared logarithms of
 measured over predicted least. `figure` is the backend's own prediction for the iterations that were really done; the
@@ -132,8 +132,9 @@ def report(comment, fits):
 
 {comment}. `tests/bench/cost_model.py`; samples: `cost_model.csv`.
 
-predicted seconds = overhead + factor * the backend's figure for the iterations. The last four columns: measured over predicted of
-the samples, at four quantiles; a class of problems is corrected by its own ratio as soon as the server has measured some.
+predicted seconds = overhead + factor * the backend's figure for the iterations. The last four columns: measured over
+predicted of the samples, at four quantiles; a class of problems is corrected by its own ratio as soon as the server has
+measured some.
 
 | family | samples | overhead us | factor | usual iterations | 5 % | 25 % | 75 % | 95 % |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |

@@ -1,4 +1,4 @@
-"""The real server under more load than it can bear: goodput, deadlines, memory, recovery; and a quiet tenant beside a flood.
+"""The real server under more load than it can bear, and a quiet tenant beside a flooding one.
 
     bazel build //server:sinkhorn_server //client/loadgen:sinkhorn_loadgen && python3 tests/bench/overload.py
 
@@ -174,6 +174,9 @@ def report(result, rows, seconds):
     model = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "?")
     when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     goodput = result["goodput_per_s"] / result["capacity_per_s"]
+    good = f"{result['goodput_per_s']:.1f}/s = {100 * goodput:.1f} %"
+    met = f"{100 * result['in_time']:.2f} % of {result['accepted']:.0f}"
+    memory = f"{result['peak_mb']:.0f} MB; {result['second_half_growth_mb']:.1f} MB more in the second half"
     refused = ", ".join(f"{reason} {count:.0f}" for reason, count in result["refused"].items())
     ratio = rows["beside the flood"]["latency_seconds"]["p99"] / rows["alone"]["latency_seconds"]["p99"]
     table = "\n".join(
@@ -184,7 +187,8 @@ def report(result, rows, seconds):
     )
     return f"""# Overload and fairness
 
-{model}, {os.cpu_count()} cores shared by server and generators; {when}; `tests/bench/overload.py --seconds={seconds:g}`.
+{model}, {os.cpu_count()} cores shared by server and generators; {when};
+`tests/bench/overload.py --seconds={seconds:g}`.
 Requests: `{MIX}` (256 points in the plane on each side, 2,000 iterations, the value alone).
 
 ## {OVERLOAD} times the capacity for {seconds:g} s, deadlines of {DEADLINE_MS} ms
@@ -193,11 +197,11 @@ Requests: `{MIX}` (256 points in the plane on each side, 2,000 iterations, the v
 | --- | ---: | ---: | --- |
 | capacity, 8 callers in a closed loop | {result["capacity_per_s"]:.1f}/s | | |
 | offered | {result["offered_per_s"]:.1f}/s | | |
-| goodput: answered before their deadline | {result["goodput_per_s"]:.1f}/s = {100 * goodput:.1f} % | 90 % | {verdict(goodput >= 0.9)} |
-| accepted that met their deadline | {100 * result["in_time"]:.2f} % of {result["accepted"]:.0f} | 99 % | {verdict(result["in_time"] >= 0.99)} |
+| goodput: answered before their deadline | {good} | 90 % | {verdict(goodput >= 0.9)} |
+| accepted that met their deadline | {met} | 99 % | {verdict(result["in_time"] >= 0.99)} |
 | refused | {refused} | | |
 | latency of answers, p50 and p99 | {result["p50_ms"]:.0f} and {result["p99_ms"]:.0f} ms | | |
-| resident memory, peak | {result["peak_mb"]:.0f} MB; {result["second_half_growth_mb"]:.1f} MB more in the second half | bounded | |
+| resident memory, peak | {memory} | bounded | |
 | nothing left in flight after | {result["empty_s"]:.2f} s | 2 s | {verdict(result["empty_s"] <= 2)} |
 | a lone caller's p50 then | {result["lone_after_ms"]:.1f} ms | | |
 
@@ -209,8 +213,8 @@ What the callers saw: {json.dumps(result["errors"])}.
 | --- | ---: | ---: | ---: | ---: |
 {table}
 
-- Its p99 beside the flood is {ratio:.2f} times its lone value (wanted: at most 2: {verdict(ratio <= 2)}). The row "flood" is the flooding
-  tenant's.
+- Its p99 beside the flood is {ratio:.2f} times its lone value (wanted: at most 2: {verdict(ratio <= 2)}). The row
+  "flood" is the flooding tenant's.
 """
 
 
