@@ -18,6 +18,9 @@
 // After foreach_target.
 #include "hwy/highway.h"
 
+#undef UNROLLED
+#define UNROLLED HWY_UNROLL(12)
+
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn::bench {
 namespace HWY_NAMESPACE {
@@ -28,19 +31,16 @@ constexpr int kChains = 12;  // Two units of latency 4, and some to spare.
 // Each returns a number that depends on all the work, so that none can be left out.
 float FmaLoop(int64_t rounds, float seed, int64_t* operations) {
   const hn::ScalableTag<float> d;
-  using V = hn::Vec<decltype(d)>;
-  const V factor = hn::Set(d, 0.999f), add = hn::Set(d, seed);
-  V a = add, b = factor, c = add, e = factor, f = add, g = factor, h = add, i = factor, j = add, k = factor, l = add,
-    m = factor;
+  const auto factor = hn::Set(d, 0.999f), add = hn::Set(d, seed);
+  // Each begins with a number of its own: the compiler makes one chain of two that it knows to be equal.
+  hn::Vec<decltype(d)> chain[kChains];
+  UNROLLED for (int c = 0; c < kChains; ++c) chain[c] = hn::Set(d, seed + static_cast<float>(c));
   for (int64_t r = 0; r < rounds; ++r) {
-    a = hn::MulAdd(a, factor, add), b = hn::MulAdd(b, factor, add), c = hn::MulAdd(c, factor, add);
-    e = hn::MulAdd(e, factor, add), f = hn::MulAdd(f, factor, add), g = hn::MulAdd(g, factor, add);
-    h = hn::MulAdd(h, factor, add), i = hn::MulAdd(i, factor, add), j = hn::MulAdd(j, factor, add);
-    k = hn::MulAdd(k, factor, add), l = hn::MulAdd(l, factor, add), m = hn::MulAdd(m, factor, add);
+    UNROLLED for (int c = 0; c < kChains; ++c) chain[c] = hn::MulAdd(chain[c], factor, add);
   }
   *operations = rounds * kChains * static_cast<int64_t>(hn::Lanes(d));
-  const V sum = hn::Add(hn::Add(hn::Add(a, b), hn::Add(c, e)), hn::Add(hn::Add(f, g), hn::Add(h, i)));
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, hn::Add(hn::Add(j, k), hn::Add(l, m)))));
+  UNROLLED for (int c = 1; c < kChains; ++c) chain[0] = hn::Add(chain[0], chain[c]);
+  return hn::GetLane(hn::SumOfLanes(d, chain[0]));
 }
 
 // 2^x of every element of a small array: split off the integer, polynomial of degree 5, scale by
@@ -89,16 +89,16 @@ float ExpLoop(int64_t rounds, float seed, int64_t* operations) {
 float ReadLoop(int64_t rounds, const float* data, int64_t count) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  hn::Vec<decltype(d)> s[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  constexpr int kSums = 8;  // Two additions of latency 4 at a time.
+  hn::Vec<decltype(d)> sum[kSums];
+  UNROLLED for (int c = 0; c < kSums; ++c) sum[c] = hn::Zero(d);
   for (int64_t r = 0; r < rounds; ++r) {
-    for (int64_t i = 0; i < count; i += 4 * lanes) {
-      s[0] = hn::Add(s[0], hn::Load(d, data + i));
-      s[1] = hn::Add(s[1], hn::Load(d, data + i + lanes));
-      s[2] = hn::Add(s[2], hn::Load(d, data + i + 2 * lanes));
-      s[3] = hn::Add(s[3], hn::Load(d, data + i + 3 * lanes));
+    for (int64_t i = 0; i < count; i += kSums * lanes) {
+      UNROLLED for (int c = 0; c < kSums; ++c) sum[c] = hn::Add(sum[c], hn::Load(d, data + i + c * lanes));
     }
   }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(s[0], s[1]), hn::Add(s[2], s[3]))));
+  UNROLLED for (int c = 1; c < kSums; ++c) sum[0] = hn::Add(sum[0], sum[c]);
+  return hn::GetLane(hn::SumOfLanes(d, sum[0]));
 }
 
 }  // namespace HWY_NAMESPACE

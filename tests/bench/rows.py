@@ -155,26 +155,27 @@ def normalization_row(count, n, iterations, wanted_ms, backward=False):
     return Row(name, wanted_ms, 1e-4 if backward else 1e-5, "abs", make)
 
 
-# Of rows over what is wanted. One core alone in its caches, by sampling and by differences of iterations and sizes; 4.2
-# GHz, two 512-bit ports (from the multiply-adds' ceiling).
+# Of rows over what is wanted. One core alone in its caches, by sampling and by differences of iterations and sizes; two
+# 512-bit ports at 2.6 GHz (from the multiply-adds' ceiling).
 LIMITS = {
-    "clouds 256, d = 3": "Solved on one core: .0037 an iteration (256 KiB of densities from its second cache, .0022 at "
-    "that cache's rate) and .036 before and after. Phases of 4 us are not worth the call of a second core.",
-    "clouds 256, d = 64": "Solved on one core: .0037 an iteration, .062 for the densities (products at that core's "
-    "ceiling: .031), .020 for centring and packing. With the densities made on two cores it took .153: the second "
+    "clouds 256, d = 3": "Solved on one core: .0035 an iteration (256 KiB of densities from its second cache, .0022 at "
+    "that cache's rate) and .035 before and after. Phases of 4 us are not worth the call of a second core.",
+    "clouds 256, d = 64": "Solved on one core: .0035 an iteration, .062 for the densities (products at that core's "
+    "ceiling: .051), .020 for centring and packing. With the densities made on two cores it took .153: the second "
     "core's call and its half of the densities, read from the other's cache, cost more than they saved.",
     "clouds 1,000, d": "Two cores' own caches hold 4 MB, the densities take 4 MB: .14 ns a pair and sweep from further "
     "away, .07 where they fit (n = 256).",
     "dense 1,000": "As for 1,000 points: densities as large as both cores' own caches, read in each of 100 sweeps.",
-    "65,536 x 4 x 4": "A matrix takes a core 20.5 ns: 9.5 at start and end (transposition, exponentials), .55 an "
-    "iteration; with backward 59 ns, 2.2 an iteration. 8 MB (with backward 17 MB) pass from and to beyond the cores' "
+    "65,536 x 4 x 4": "A matrix takes a core 20 ns: 8 at start and end (transposition, exponentials), .6 an "
+    "iteration; with backward 57 ns, 2.6 an iteration. 8 MB (with backward 17 MB) pass from and to beyond the cores' "
     "own caches.",
-    "65,536 x 8 x 8": "A matrix takes a core 55 ns: 29 at start and end, 2.6 an iteration. An iteration of 16 matrices "
-    "is 192 vector operations, 96 cycles on two ports, but 175 by the chain of sums, reciprocal, sums; two groups side "
-    "by side save 20 % of it and lose more at start and end. 34 MB pass from and to beyond the cores' own caches.",
-    "1,024 x 64 x 64": "A matrix takes a core 6.2 us: 2.5 at start and end, .17 a sweep, which is 700 cycles for 512 "
-    "multiply-adds, 512 loads and the transpositions that add up 64 rows (390 at two a cycle). 34 MB pass from and to "
-    "beyond the cores' own caches.",
+    "65,536 x 8 x 8": "A matrix takes a core 52 ns: 25 at start and end, 2.7 an iteration; with backward 115 ns, 7.9 "
+    "an iteration. Forward, an iteration of 16 matrices is 208 vector operations, 104 cycles on two ports, and takes "
+    "111. 34 MB pass from and to beyond the cores' own caches.",
+    "1,024 x 64 x 64": "A matrix takes a core 5.4 us: 1.8 at start and end, .18 a sweep, which is 470 cycles for 512 "
+    "multiply-adds, 512 loads and the transpositions that add up 64 rows (390 at two a cycle) and for the way from the "
+    "last row's sum to the next sweep; with backward 14.8 us, .48 an iteration. 34 MB pass from and to beyond the "
+    "cores' own caches.",
 }
 
 
