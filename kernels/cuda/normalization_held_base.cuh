@@ -197,6 +197,7 @@ class HeldBase {
     // The sums are scattered: lane l ends with that of row l. The first step at once: a row and that 16 below it.
     const bool upper = (lane_ & kHalf) != 0;
     float sums[kHalf];
+    static_assert(kGroup == 8 && kKept % 8 == 0, "see below");
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
       const float near = Product(kept_[k], x);
@@ -215,20 +216,22 @@ class HeldBase {
     __syncwarp();  // The multipliers are there.
 #pragma unroll
     for (int c = 0; c < C; ++c) q[c] = 0;
+    // Stored rows are on their way while others are worked on.
+    float ahead[4][C];
 #pragma unroll
     for (int k = 0; k < kKept; k += 4) {
+      if (k == 0 || k == kKept / 2) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) Read(Stored(k == 0 ? e : 4 + e), ahead[e]);
+      }
       const float4 u = *reinterpret_cast<const float4*>(Line() + k);
       AddProduct(u.x, kept_[k], q);
       AddProduct(u.y, kept_[k + 1], q);
       AddProduct(u.z, kept_[k + 2], q);
       AddProduct(u.w, kept_[k + 3], q);
+      if (k + 4 == kKept / 2) AddProducts(kKept, ahead, q);
     }
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
-      float stored[C];
-      Read(Stored(k), stored);
-      AddProduct(Line()[kKept + k], stored, q);
-    }
+    AddProducts(kKept + 4, ahead, q);
     return own;
   }
   __device__ static float Product(const float (&k)[C], const float (&x)[C]) {
@@ -240,6 +243,15 @@ class HeldBase {
   __device__ static void AddProduct(float u, const float (&k)[C], float (&q)[C]) {
 #pragma unroll
     for (int c = 0; c < C; ++c) q[c] = fmaf(u, k[c], q[c]);
+  }
+
+  // Rows from number `line` on.
+  __device__ void AddProducts(int line, const float (&rows)[4][C], float (&q)[C]) const {
+    const float4 u = *reinterpret_cast<const float4*>(Line() + line);
+    AddProduct(u.x, rows[0], q);
+    AddProduct(u.y, rows[1], q);
+    AddProduct(u.z, rows[2], q);
+    AddProduct(u.w, rows[3], q);
   }
 
   // ---- Columns: the sums of all rows' parts q, what `column` makes of each, to all as the vector --------------------
