@@ -52,7 +52,8 @@ void LaunchOneOrAny(const PlainKind& kind, const LaunchOf& launch, int blocks, i
 
 template <class Traits>
 int BlocksOf(int64_t history_bytes) {
-  constexpr int64_t kSharedBytes = 227 << 10, kStaticBytes = 2 << 10;
+  constexpr int64_t kSharedBytes = 227 << 10;  // Of Hopper's; with fewer the last blocks wait for others.
+  constexpr int64_t kStaticBytes = 2 << 10;    // And what the system takes.
   const int64_t fitting = kSharedBytes / (Traits::kBufferBytes + history_bytes + kStaticBytes);
   return static_cast<int>(std::clamp<int64_t>(fitting, 1, Traits::kBlocks));
 }
