@@ -6,8 +6,8 @@
 // columns are copied for every kDepth coordinates.
 //
 // Sums need no maximum: a row's potential before tells about how large its sum will be, and what it tells is taken off
-// the exponents. Where nothing is known yet, or sums have left a safe range, they are kept under running maxima, one
-// for each thread's columns of a row.
+// the exponents; all rows of a block share one such number where theirs are near. Where nothing is known yet, or sums
+// have left a safe range, they are kept under running maxima, one for each thread's columns of a row.
 //
 // Before Hopper: the same tiles, one at a time, by mma.sync, whose results lie in registers alike.
 #include "kernels/cuda/launch.cuh"
@@ -20,31 +20,41 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// A thread's two rows: sums of 2^(exponent - level), whose level is expected, or the largest exponent so far.
+// What exponents are taken off before they are summed.
+enum class Level {
+  kShared,    // One number for all rows of the block, which the columns' terms hold already.
+  kExpected,  // What a row's sum is expected to be.
+  kLargest,   // The largest exponent of a thread's columns so far.
+};
+constexpr float kSharedRange = 40;  // Powers of 2 from a shared level to a row's own: half of what is safe.
+
+// A thread's two rows: sums of 2^(exponent - level).
 struct Running {
   float level[2], sum[2];
 
-  // kExpected: at `level` throughout.
-  template <bool kExpected>
+  // `expected`: the levels, throughout, where they are known.
+  template <Level kLevel>
   __device__ void Begin(const float (&expected)[2]) {
     for (int row = 0; row < 2; ++row) {
-      level[row] = kExpected ? expected[row] : static_cast<float>(kVoid);
+      level[row] = kLevel == Level::kLargest ? static_cast<float>(kVoid) : expected[row];
       sum[row] = 0;
     }
   }
   // The exponents of one tile. `terms`: the tile's columns'.
-  template <bool kExpected>
+  template <Level kLevel>
   __device__ void Add(float (&acc)[16][4], float factor, const float* terms) {
     const float2* mine = reinterpret_cast<const float2*>(terms) + threadIdx.x % 4;
-    if constexpr (kExpected) {
+    if constexpr (kLevel != Level::kLargest) {
       float s[2][2] = {{sum[0], 0}, {sum[1], 0}};
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         const float2 term = mine[4 * j];
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-          s[row][0] += FastExp2(fmaf(acc[j][2 * row], factor, term.x) - level[row]);
-          s[row][1] += FastExp2(fmaf(acc[j][2 * row + 1], factor, term.y) - level[row]);
+          float e0 = fmaf(acc[j][2 * row], factor, term.x), e1 = fmaf(acc[j][2 * row + 1], factor, term.y);
+          if constexpr (kLevel == Level::kExpected) e0 -= level[row], e1 -= level[row];
+          s[row][0] += FastExp2(e0);
+          s[row][1] += FastExp2(e1);
         }
       }
       sum[0] = s[0][0] + s[0][1];
@@ -92,23 +102,24 @@ struct Running {
 };
 
 // A thread's two rows over all tiles of the block.
-template <bool kExpected, int kPlanes, bool kDeep>
+template <Level kLevel, int kPlanes, bool kDeep>
 __device__ void SumTiles(const CloudContext& c, const float (&expected)[2], float (&terms)[kGroups][2][kCloudTile],
                          Stream<kPlanes, kDeep>* stream, Running* running) {
   const int group = threadIdx.x / 128, column = threadIdx.x % 128;
   const float factor = c.factor;
   const int depths = kDeep ? c.depths : 1;
   stream->Begin();
-  running->Begin<kExpected>(expected);
-  terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column));
+  running->Begin<kLevel>(expected);
+  const float off = kLevel == Level::kShared ? expected[0] : 0;
+  terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column), off);
   for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
     // Of the next tile: loaded now, used when it has come.
     const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
     float acc[16][4];
     for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
     WaitForTerms();
-    running->Add<kExpected>(acc, factor, terms[group][parity]);
-    terms[group][parity ^ 1][column] = c.TermOf(next);
+    running->Add<kLevel>(acc, factor, terms[group][parity]);
+    terms[group][parity ^ 1][column] = c.TermOf(next, off);
   }
 }
 
@@ -137,14 +148,26 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   Running running;
   // Deep products take longer than their exponentials either way, and leave rows further from what they were.
   const bool known = !kDeep && state->iterations > 0 && !state->starting;
-  float expected[2] = {0, 0};
   bool safe = known;
   if (known) {
-    for (int row = 0; row < 2; ++row) expected[row] = c.ExpectedLevel(row0 + 8 * row);
-    SumTiles<true>(c, expected, terms, &stream, &running);
+    float expected[2];
+    const float first = c.ExpectedLevel(0), shared[2] = {first, first};
+    bool near = true;
+    for (int row = 0; row < 2; ++row) {
+      expected[row] = c.ExpectedLevel(row0 + 8 * row);
+      near = near && (fabsf(expected[row] - first) < kSharedRange || !c.IsRow(row0 + 8 * row));
+    }
+    if (__syncthreads_and(near) != 0) {
+      SumTiles<Level::kShared>(c, shared, terms, &stream, &running);
+    } else {
+      SumTiles<Level::kExpected>(c, expected, terms, &stream, &running);
+    }
     for (int row = 0; row < 2; ++row) safe = (running.IsSafe(row) || !c.IsRow(row0 + 8 * row)) && safe;
   }
-  if (__syncthreads_and(safe) == 0) SumTiles<false>(c, expected, terms, &stream, &running);
+  if (__syncthreads_and(safe) == 0) {
+    const float none[2] = {0, 0};
+    SumTiles<Level::kLargest>(c, none, terms, &stream, &running);
+  }
 
   // 3. What becomes of the rows.
   for (int row = 0; row < 2; ++row) {

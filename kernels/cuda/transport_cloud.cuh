@@ -56,9 +56,9 @@ struct CloudContext {
   __device__ ColumnTerm LoadTerm(int j) const {
     return j < columns ? ColumnTerm{phi[j], log_weight[j]} : ColumnTerm{reference, kVoid};
   }
-  // As transport_tile.cuh's.
-  __device__ float TermOf(const ColumnTerm& term) const {
-    return static_cast<float>(fma(term.phi - reference, scale, term.log_weight));
+  // As transport_tile.cuh's, seen from `level`.
+  __device__ float TermOf(const ColumnTerm& term, float level = 0) const {
+    return static_cast<float>(fma(term.phi - reference, scale, term.log_weight) - level);
   }
   __device__ double Shift(int i) const {
     return (shifts[0] != nullptr ? shifts[0][i] : 0) + (shifts[1] != nullptr ? shifts[1][i] : 0);

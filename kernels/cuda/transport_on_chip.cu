@@ -285,7 +285,6 @@ class OnChip : private OnChipSafe<kDense, kTiles> {
     if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = j < size(1) ? v : 1;
     if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
     Spread(j < size(1) ? (kept ? m_.mass[j] * v : NAN) : 0.0f, m_.weight[parity ^ 1]);
-    if (!kPlain) __syncthreads();  // The state is there.
     return true;
   }
   // The state after this iteration, should it be kept.

@@ -274,8 +274,8 @@ class OnChipBlock {
       ++spread_;
     } else {
       to[threadIdx.x] = value;
-      __syncthreads();
     }
+    __syncthreads();  // It is there; and parts have been read, which the cluster knew before this block's threads.
   }
 
   const Job& job_;

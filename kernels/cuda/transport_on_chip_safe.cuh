@@ -118,12 +118,10 @@ class OnChipSafe : public OnChipExponents<kDense, kTiles> {
     FoldColumns(reference, static_cast<float>(kVoid), [](float part, float e, float) { return fmaxf(part, e); });
     const float largest = this->template Gather<true>();
     Spread(largest, m_.frame);
-    __syncthreads();
     FoldColumns(reference, 0, [](float part, float e, float max) { return part + FastExp2(e - max); });
     const float sum = this->template Gather<false>();
     const double lse = largest + log2(static_cast<double>(sum)) + reference * scale();
     Spread(Moved(m_.phi[OwnedColumn()], m_.shift[Owned()], lse, m_.rho[1], relax), m_.phi);
-    __syncthreads();
   }
 };
 

@@ -28,9 +28,11 @@ __host__ __device__ int PointChunks(const Job& job, int side) {
 __host__ __device__ int PointBlocks(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], kBlockPoints));
 }
-// Of step 4: padding too.
+// Of step 4: padding too, as far as kernels read.
 __host__ __device__ int SplitBlocks(const Job& job, int side) {
-  return static_cast<int>(PaddedPoints(job.size[side]) / kBlockPoints);
+  const int64_t points =
+      OnChipTiles(job) > 0 ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
+  return static_cast<int>(points / kBlockPoints);
 }
 __host__ __device__ int64_t CostChunks(const Job& job) {
   return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
@@ -46,6 +48,7 @@ __device__ void SumChunk(const Member& member, int side, int chunk) {
   const int lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
   const int first = chunk * ChunkPoints(count), last = min(count, first + ChunkPoints(count));
   double* out = member.At<double>(job.at.chunk_sums[side]) + int64_t{3} * dim * chunk;
+  double* centre = count <= ChunkPoints(count) ? member.At<double>(job.at.centre[side]) : nullptr;  // All are here.
   for (int k0 = 0; k0 < dim; k0 += lanes) {
     const int k = k0 + lane;
     double sum = 0, low = INFINITY, high = -INFINITY;
@@ -69,6 +72,7 @@ __device__ void SumChunk(const Member& member, int side, int chunk) {
         high = fmax(high, scratch[2][r * lanes + lane]);
       }
       out[k] = sum;
+      if (centre != nullptr) centre[k] = sum / count;
       out[dim + k] = low;
       out[2 * dim + k] = high;
     }
@@ -91,7 +95,8 @@ __device__ void RangeOfCosts(const Member& member, int64_t chunk) {
   if (threadIdx.x == 0) member.At<ChunkStats>(job.at.chunk_stats)[chunk] = {low, high, 0};
 }
 
-// Step 1: the chunks' sums to the centre; their ranges to those of the cloud, in place of the first chunk's.
+// Step 1, unless one chunk has all: the chunks' sums to the centre; their ranges to those of the cloud, in place of the
+// first chunk's.
 __device__ void CentreOf(const Member& member, int side) {
   const Job& job = member.job;
   const int dim = job.dim, chunks = PointChunks(job, side);
@@ -366,7 +371,7 @@ int64_t PrepareBlocks(const Job& job, int step) {
     case 0:
       return job.dense ? CostChunks(job) : PointChunks(job, 0) + PointChunks(job, 1);
     case 1:
-      return job.dense ? 0 : 2;
+      return job.dense || PointChunks(job, 0) * PointChunks(job, 1) == 1 ? 0 : 2;
     case 2:
       return PointBlocks(job, 0) + PointBlocks(job, 1);
     case 3:

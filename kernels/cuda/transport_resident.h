@@ -40,7 +40,7 @@ class TransportResident final : public Resident {
   // Iterations that may be enqueued before the host looks again.
   int64_t Allowance() const {
     if (job_.solver.tolerance == 0) return passes_left();
-    const int64_t first = OnChip() ? kOnChipChunk : kFirstIterations;
+    const int64_t first = OnChip() && !Has(kMixed) ? kOnChipChunk : kFirstIterations;
     return std::min(passes_left(), std::max<int64_t>(first, launched_ / 2));
   }
   void CountPasses(int64_t count) { launched_ = std::min(passes_, launched_ + count); }

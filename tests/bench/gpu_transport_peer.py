@@ -1,12 +1,16 @@
-"""FlashSinkhorn (pip: flash-sinkhorn) on the clouds of gpu_transport: one JSON line a row, as gpu_transport prints.
+"""PyTorch on the batches, and FlashSinkhorn (pip: flash-sinkhorn) on the clouds, of gpu_transport: one JSON line a row,
+as gpu_transport prints.
 
     python gpu_transport_peer.py [SECONDS] >> lines
 
-Ten alternating iterations, forward, timed by CUDA events, median of repeats after the calls that tune it. Potentials
-are compared with the same iterations in float64 where a dense matrix of them fits. Rows end when SECONDS are over.
+Clouds: ten alternating iterations, forward, timed by CUDA events, median of repeats after the calls that tune it.
+Potentials are compared with the same iterations in float64 where a dense matrix of them fits. Batches: 50 iterations
+in float32 with the costs in memory, call by call and as torch.compile's kernels in one CUDA graph. Rows end when
+SECONDS are over.
 """
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -14,7 +18,9 @@ import time
 import flash_sinkhorn
 import torch
 
-EPSILON, ITERATIONS = 0.1, 10
+EPSILON, ITERATIONS, BATCH_ITERATIONS = 0.1, 10, 50
+# batch, n, d.
+BATCHES = [(256, 64, 64), (256, 128, 64), (256, 256, 64), (64, 512, 64), (1024, 64, 3)]
 # n, d, TF32; the most telling first.
 ROWS = [(10000, 64, True), (10000, 64, False), (50000, 64, True), (10000, 512, True), (4096, 784, True),
         (1024, 64, True), (10000, 128, True), (10000, 3, False), (4096, 64, False)]
@@ -69,9 +75,45 @@ def measure(count, dim, tf32):
                       "version": flash_sinkhorn.__version__}), flush=True)
 
 
+def batched_step(cost, f, g):
+    """One iteration of a batch with uniform masses; the logarithms of the counts are in the costs' units."""
+    f = -EPSILON * (torch.logsumexp((g[:, None, :] - cost) / EPSILON, 2) - math.log(cost.shape[2]))
+    g = -EPSILON * (torch.logsumexp((f[:, :, None] - cost) / EPSILON, 1) - math.log(cost.shape[1]))
+    return f, g
+
+
+def measure_batch(count, points, dim):
+    """One row of batches."""
+    torch.manual_seed(7)
+    x, y = torch.rand(count, points, dim, device="cuda"), torch.rand(count, points, dim, device="cuda")
+
+    def solve(step):
+        cost = (x * x).sum(2)[:, :, None] + (y * y).sum(2)[:, None, :] - 2 * torch.bmm(x, y.transpose(1, 2))
+        f, g = torch.zeros(count, points, device="cuda"), torch.zeros(count, points, device="cuda")
+        for _ in range(BATCH_ITERATIONS):
+            f, g = step(cost, f, g)
+        return f, g
+
+    compiled = torch.compile(batched_step, dynamic=False)
+    for step in (batched_step, compiled):
+        for _ in range(3):
+            solve(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = solve(compiled)
+    graph.replay()
+    error = max((a - b).abs().max().item() for a, b in zip(result, solve(batched_step))) / EPSILON
+    print(json.dumps({"name": "torch", "count": count, "n": points, "dim": dim, "version": torch.__version__,
+                      "eager_ms": milliseconds(lambda: solve(batched_step), 5),
+                      "compiled_ms": milliseconds(graph.replay, 15), "difference_eps": error}), flush=True)
+
+
 def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     end = time.monotonic() + (float(sys.argv[1]) if len(sys.argv) > 1 else 1e9)
+    for batch in BATCHES:
+        if time.monotonic() < end:
+            measure_batch(*batch)
     for row in ROWS:
         if time.monotonic() < end:
             measure(*row)
