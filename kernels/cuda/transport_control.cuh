@@ -3,7 +3,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_CONTROL_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_CONTROL_CUH_
 
-#include "kernels/cuda/transport_types.cuh"
+#include "kernels/cuda/transport_block.cuh"
 
 namespace sinkhorn {
 namespace cuda {

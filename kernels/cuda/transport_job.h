@@ -2,7 +2,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_JOB_H_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_JOB_H_
 
-#include "kernels/cuda/transport_types.cuh"
+#include "kernels/cuda/transport_shape.cuh"
 
 namespace sinkhorn {
 namespace cuda {

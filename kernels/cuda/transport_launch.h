@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "kernels/cuda/transport_types.cuh"
+#include "kernels/cuda/transport_shape.cuh"
 
 namespace sinkhorn {
 namespace cuda {

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/transport_types.cuh"
+#include "kernels/cuda/transport_block.cuh"
 
 namespace sinkhorn {
 namespace cuda {

@@ -1,0 +1,164 @@
+// A block of a transport kernel: where a member's data are, and how the block finds its work, adds up and arrives.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_BLOCK_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_BLOCK_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/transport_shape.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+// ---- Addresses ----------------------------------------------------------------------------------------------------
+
+// A member's workspace.
+struct Member {
+  const Job& job;
+  int64_t index;
+
+  template <typename T>
+  __device__ T* At(int64_t offset) const {
+    return reinterpret_cast<T*>(job.workspace + index * job.at.bytes + offset);
+  }
+  __device__ EngineState* state(int engine) const { return At<EngineState>(job.at.state) + engine; }
+  __device__ AndersonState* anderson() const { return At<AndersonState>(job.at.anderson); }
+  __device__ double* mass(int side) const { return At<double>(job.at.mass[side]); }
+  __device__ double* log_mass(int side) const { return At<double>(job.at.log_mass[side]); }
+  __device__ double* phi(int engine, int parity, int side) const {
+    return At<double>(job.at.phi[engine][parity][side]);
+  }
+  __device__ double* ratio(int engine, int side) const { return At<double>(job.at.ratio[engine][side]); }
+  __device__ BlockStats* stats(int engine, int side) const { return At<BlockStats>(job.at.stats[engine][side]); }
+
+  // What is added to phi to get the potential: `distance` says whether z holds whole distances or products.
+  __device__ double Shift(int engine, int side, int i, bool distance) const {
+    if (job.dense) return 0;
+    const int measure = MeasureOf(engine, side);
+    const double linear = engine == 0 ? At<double>(job.at.linear[side])[i] : 0;
+    return distance ? linear : linear + At<double>(job.at.norm2[measure])[i];
+  }
+  __device__ double Shift(int engine, int side, int i) const {
+    return Shift(engine, side, i, job.precision == Precision::kDouble);
+  }
+};
+
+// False where a slice enqueued the end of what turned out to need more.
+__device__ inline bool IsSolved(const Member& member) {
+  for (int e = 0; e < member.job.engines; ++e) {
+    if (!member.state(e)->stopped) return false;
+  }
+  return true;
+}
+
+__device__ inline double LoadDouble(DType dtype, const void* data, int64_t i) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return static_cast<const float*>(data)[i];
+    case DType::kFloat64:
+      return static_cast<const double*>(data)[i];
+    case DType::kFloat16:
+      return __half2float(static_cast<const __half*>(data)[i]);
+    case DType::kBFloat16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
+  }
+  return 0;
+}
+// The same to float: what is no double needs no double.
+__device__ inline float LoadFloat(DType dtype, const void* data, int64_t i) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
+  return static_cast<float>(LoadDouble(dtype, data, i));
+}
+template <typename T>
+__device__ inline T LoadAs(DType dtype, const void* data, int64_t i) {
+  if constexpr (sizeof(T) == sizeof(float)) return LoadFloat(dtype, data, i);
+  return static_cast<T>(LoadDouble(dtype, data, i));
+}
+// Element i of a member's tensor of `size` elements.
+__device__ inline double LoadInput(const TensorView& view, int64_t member, int64_t size, int64_t i) {
+  return LoadDouble(view.dtype, view.data, (view.shared ? 0 : member * size) + i);
+}
+__device__ inline void StoreOutput(const OutputView& view, int64_t i, double value) {
+  switch (view.dtype) {
+    case DType::kFloat32:
+      static_cast<float*>(view.data)[i] = static_cast<float>(value);
+      return;
+    case DType::kFloat64:
+      static_cast<double*>(view.data)[i] = value;
+      return;
+    case DType::kFloat16:
+      static_cast<__half*>(view.data)[i] = __double2half(value);
+      return;
+    case DType::kBFloat16:
+      static_cast<__nv_bfloat16*>(view.data)[i] = __double2bfloat16(value);
+      return;
+  }
+}
+
+// ---- Blocks and their work ----------------------------------------------------------------------------------------
+
+// A copy of a job in shared memory, which everything reads again and again. Barriers inside; all threads of a block
+// call it, once.
+__device__ inline const Job& CopyJob(const Job& job) {
+  __shared__ alignas(16) uint64_t words[sizeof(Job) / sizeof(uint64_t)];
+  static_assert(sizeof(Job) % sizeof(uint64_t) == 0, "Job");
+  const auto* from = reinterpret_cast<const uint64_t*>(&job);
+  for (int k = threadIdx.x; k < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); k += blockDim.x) words[k] = from[k];
+  __syncthreads();
+  return *reinterpret_cast<const Job*>(words);
+}
+
+// The job of this block and the block's number within it. Barriers inside.
+struct BlockWork {
+  int job;
+  int64_t block;
+};
+__device__ inline BlockWork FindWork(const LaunchTable& table, int64_t block) {
+  __shared__ BlockWork found;
+  for (int k = threadIdx.x; k < table.job_count; k += blockDim.x) {
+    const int64_t first = table.first_block[k];
+    if (first <= block && block < table.first_block[k + 1]) found = {k, block - first};
+  }
+  __syncthreads();
+  return found;
+}
+
+// Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: a double for each
+// warp.
+template <typename Combine>
+__device__ inline double BlockReduce(double value, double* scratch, Combine combine) {
+  for (int lane = 16; lane > 0; lane /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lane));
+  __syncthreads();  // What is there has been read.
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = scratch[0];
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) value = combine(value, scratch[warp]);
+  return value;
+}
+__device__ inline double BlockSum(double value, double* scratch) {
+  return BlockReduce(value, scratch, [](double a, double b) { return a + b; });
+}
+__device__ inline double BlockMax(double value, double* scratch) {
+  return BlockReduce(value, scratch, [](double a, double b) { return fmax(a, b); });
+}
+
+// Counts the arrivals of `expected` blocks at a counter that is 0 before and after; true in the last one, which then
+// sees what the others wrote before. All threads of a block call it.
+__device__ inline bool LastToArrive(unsigned* counter, unsigned expected) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(counter, 1u) + 1 == expected;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_BLOCK_CUH_

@@ -1,0 +1,140 @@
+// How problems lie in memory and passes over them are cut into blocks: by their shape and the device alone.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_SHAPE_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_SHAPE_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/transport_types.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+__host__ __device__ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Which of x (0) and y (1) stands on a side of an engine's problem.
+__host__ __device__ inline int MeasureOf(int engine, int side) { return engine == 0 ? side : engine - 1; }
+__host__ __device__ inline int EngineSize(const Job& job, int engine, int side) {
+  return job.size[MeasureOf(engine, side)];
+}
+
+// Clouds as halves: tiles of points, for each part of kDepth coordinates a plane for each half.
+constexpr int kCloudRows = 256;  // Of a block.
+constexpr int kCloudTile = 128;  // Columns of a step, and points of a tile in memory.
+constexpr int kDepth = 64;       // Coordinates of a step.
+__host__ __device__ inline int PlanesOf(const Job& job) { return job.precision == Precision::kFast ? 1 : 2; }
+__host__ __device__ inline int CloudDepths(int dim) { return (dim + kDepth - 1) / kDepth; }
+__host__ __device__ inline int CloudRowBytes(int dim) { return dim <= 16 ? 32 : dim <= 32 ? 64 : 128; }
+__host__ __device__ inline int64_t PaddedPoints(int64_t points) {
+  return (points + kCloudRows - 1) / kCloudRows * kCloudRows;
+}
+__host__ __device__ inline int64_t HalvesBytes(const Job& job, int side) {
+  return PaddedPoints(job.size[side]) * CloudDepths(job.dim) * PlanesOf(job) * CloudRowBytes(job.dim);
+}
+
+// How a pass is cut into blocks: by the kernel, and by the shape alone.
+enum class Geometry : int {
+  kPlain,   // kTile rows against kTile columns a step.
+  kCloud,   // kCloudRows rows against kCloudTile columns a step: clouds in float32.
+  kOnChip,  // All in one block or cluster.
+  kStream,  // Slabs of rows, and blocks of columns.
+};
+constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
+// How a problem lies on the chip: `ranks` blocks of `rows` rows and all columns, of which there is room for `tiles`
+// times kTile; each block looks after the potentials of `owned` of them. No tiles: it is not solved there. Plain
+// alternating updates at a fixed epsilon are. More than one block take a cluster.
+struct OnChipShape {
+  int tiles, ranks, rows, owned;
+};
+constexpr int kOnChipTilesMost = 16, kOnChipRanksMost = 16;
+__host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
+  const int rows = job.size[0], columns = job.size[1];
+  if (job.engines > 1 || job.symmetric || job.solver.epsilon_decay != 0 || job.precision == Precision::kDouble) {
+    return {0, 0, 0, 0};
+  }
+  for (int tiles = 1; tiles <= 2; tiles *= 2) {
+    if (rows <= tiles * kTile && columns <= tiles * kTile) return {tiles, 1, tiles * kTile, tiles * kTile};
+  }
+  if (!job.hopper) return {0, 0, 0, 0};
+  if (rows <= 4 * kTile && columns <= 4 * kTile) return {4, 2, 2 * kTile, 2 * kTile};
+  for (int tiles = 8; tiles <= (job.wide_clusters ? kOnChipTilesMost : 8); tiles *= 2) {
+    for (int ranks = 4; ranks <= (job.wide_clusters ? kOnChipRanksMost : 8); ranks *= 2) {
+      if (rows <= ranks * kTile && columns <= tiles * kTile) return {tiles, ranks, kTile, tiles * kTile / ranks};
+    }
+  }
+  return {0, 0, 0, 0};
+}
+__host__ __device__ inline int OnChipTiles(const Job& job) { return OnChipShapeOf(job).tiles; }
+// Jobs whose columns are extrapolated, where they are not solved on the chip.
+__host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relaxing; }
+// Jobs that may be streamed: long enough to fill a device with slabs, rows that fit a block.
+constexpr int kStreamColumnsMost = 16384;
+__host__ __device__ inline bool MayStream(const Job& job) {
+  return job.dense && !job.symmetric && job.engines == 1 && job.precision != Precision::kDouble &&
+         job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0 && job.size[1] <= kStreamColumnsMost &&
+         int64_t{job.size[0]} * job.size[1] >= (1 << 21);
+}
+__host__ __device__ inline int StreamRows(const Job& job) {  // Of a slab.
+  const int rows = (job.size[0] + 131) / 132;
+  return rows > 16 ? rows : 16;
+}
+__host__ __device__ inline int StreamSlabs(const Job& job) {
+  return (job.size[0] + StreamRows(job) - 1) / StreamRows(job);
+}
+// Whether transport_gradient.cu makes gradients and projections, rather than transport_apply.cu.
+__host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
+  return job.hopper && !job.dense && mode == kFloat;
+}
+__host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometry) {
+  switch (geometry) {
+    case Geometry::kCloud:
+      return kCloudRows;
+    case Geometry::kOnChip: {
+      const OnChipShape shape = OnChipShapeOf(job);
+      return side == 0 ? shape.rows : shape.owned;
+    }
+    case Geometry::kStream:
+      return side == 0 ? StreamRows(job) : kThreads;
+    default:
+      return kTile;
+  }
+}
+__host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
+  if (mode != kFloat) return Geometry::kPlain;
+  return OnChipTiles(job) > 0 ? Geometry::kOnChip : job.dense ? Geometry::kPlain : Geometry::kCloud;
+}
+__host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
+  const int rows = RowsOf(job, side, geometry);
+  return (EngineSize(job, engine, side) + rows - 1) / rows;
+}
+// Parts that the columns of a pass are cut into.
+__host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
+  if (geometry == Geometry::kOnChip) return 1;
+  if (geometry == Geometry::kCloud) return job.cloud_splits[engine][side];
+  const int64_t tiles = CeilDiv(EngineSize(job, engine, 1 - side), kTile);
+  const int64_t blocks = RowBlocks(job, engine, side, geometry);
+  const int64_t wave = kSplitBlocks / blocks, most = tiles / 4;
+  const int64_t splits = wave < most ? wave : most;
+  return static_cast<int>(splits > 1 ? splits : 1);
+}
+__host__ __device__ inline int64_t EngineBlocks(const Job& job, int engine, int side, Geometry geometry) {
+  return int64_t{1} * RowBlocks(job, engine, side, geometry) * Splits(job, engine, side, geometry);
+}
+__host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry geometry) {  // Of one member.
+  int64_t blocks = 0;
+  for (int e = 0; e < job.engines; ++e) blocks += EngineBlocks(job, e, side, geometry);
+  return blocks;
+}
+__host__ __device__ inline double RhoOf(const Job& job, int engine, int side) {
+  return MeasureOf(engine, side) == 0 ? job.solver.rho_a : job.solver.rho_b;
+}
+__host__ __device__ inline bool IsSymmetric(const Job& job, int engine) { return engine > 0 || job.symmetric; }
+
+// Points of a chunk of the preparation's sums.
+__host__ __device__ inline int ChunkPoints(int64_t points) { return points <= 16384 ? 64 : 512; }
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_SHAPE_CUH_
