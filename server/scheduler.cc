@@ -52,7 +52,7 @@ absl::Status Scheduler::Impl::Submit(Task* task, TaskId* id, Admission* admissio
   Lane* sleeper = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Predict(scheduled.get());
+    Predict(task->finish_by, scheduled.get());
     tenants_.Seen(task->tenant, task->weight, scheduled->submitted);
     if (absl::Status s = Refusal(*task, *scheduled, admission != nullptr ? admission : &unasked); !s.ok()) return s;
     *id = scheduled->id = ++last_id_;

@@ -96,6 +96,9 @@ struct Task {
   Problem problem;
   int64_t bytes = 0;  // Inputs and outputs.
   absl::Time deadline = absl::InfiniteFuture();
+  // When its iterations should end: it is then asked to finish soon (Solve::FinishSoon) and gets the next turn. The
+  // backend can do so, or this is far away.
+  absl::Time finish_by = absl::InfiniteFuture();
   // Whose it is: a small number, of those that a bounded register gives out; and what the tenant weighs, > 0.
   int tenant = 0;
   double weight = 1;
@@ -116,7 +119,7 @@ using TaskId = uint64_t;
 // work that is due earlier or has an earlier deadline: all of that, or, if it is less, its tenant's times the sum of the
 // tenants' weights over its own. It is refused as well if for it another task of its tenant would miss its deadline.
 struct Admission {
-  static constexpr double kQueueSafety = 1.25;
+  static constexpr double kQueueSafety = 1.5;
   bool infeasible = false;      // The refusal is DEADLINE_EXCEEDED because of the prediction.
   absl::Duration left, needed;  // Until the deadline; what it would take.
   // A refusal as RESOURCE_EXHAUSTED: when to try again.

@@ -18,11 +18,12 @@ constexpr absl::Duration kExpected = absl::Seconds(10);
 
 }  // namespace
 
-void Scheduler::Impl::Predict(ScheduledTask* scheduled) const {
+void Scheduler::Impl::Predict(absl::Time finish_by, ScheduledTask* scheduled) const {
   const double ratio = costs_.ratio(scheduled->formula.problem_class);
   // Bounded by the formula's bound: sums stay far from overflow.
+  const double most = std::min(absl::ToDoubleSeconds(finish_by - scheduled->submitted), CostModel::kMaxSeconds);
   scheduled->predicted_ns = scheduled->remaining_ns =
-      std::llround(std::min(scheduled->formula.seconds * ratio, CostModel::kMaxSeconds) * 1e9);
+      std::llround(std::max(0.0, std::min(scheduled->formula.seconds * ratio, most)) * 1e9);
   // Company makes it cheaper: so much of a slice is what it takes.
   scheduled->slice_ns = std::max<int64_t>(
       1, std::llround(static_cast<double>(absl::ToInt64Nanoseconds(options_.slice)) * std::min(ratio, 1.0)));
@@ -79,7 +80,9 @@ absl::Status Scheduler::Impl::TimeRefusal(const Task& task, const ScheduledTask&
   const int problem_class = scheduled.formula.problem_class;
   const double part = costs_.known(problem_class) ? 0.5 : scheduled.formula.guessed ? 0 : 0.25;
   const double believed = std::min(costs_.ratio(problem_class), kMostBelieved);
-  const absl::Duration own = absl::Seconds(part * scheduled.formula.seconds * believed);
+  const bool anytime = task.finish_by < absl::InfiniteFuture();  // Then it takes as little as it must.
+  const absl::Duration own =
+      anytime ? absl::ZeroDuration() : absl::Seconds(part * scheduled.formula.seconds * believed);
   const absl::Duration left = task.deadline - scheduled.submitted;
   const auto needed = [own](absl::Duration before) { return Admission::kQueueSafety * before + own; };
 

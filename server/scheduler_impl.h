@@ -81,6 +81,7 @@ class Scheduler::Impl {
   void TakeAll(Lane* lane, Tasks* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Admit(Lane* lane, Tasks* entering);
   void Advance(Lane* lane);
+  void FinishLate(Lane* lane);
   void HandOverFinished(Lane* lane, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void ChooseTurn(Lane* lane) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeTurns(Lane* lane, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -105,7 +106,7 @@ class Scheduler::Impl {
   double LaneSeconds(int64_t predicted_ns) const;
 
   // -- Admission.
-  void Predict(ScheduledTask* scheduled) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Predict(absl::Time finish_by, ScheduledTask* scheduled) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Refusal(const Task& task, const ScheduledTask& scheduled, Admission* admission)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TimeRefusal(const Task& task, const ScheduledTask& scheduled, Admission* admission)

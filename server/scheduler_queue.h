@@ -42,6 +42,7 @@ struct ScheduledTask {
   absl::Time first_launch;
   int64_t sat_out = 0;  // Slices in a row that it took no part in.
   bool finished = false;
+  bool finishing = false;  // Asked to finish soon.
   TaskResult result;
 };
 using ScheduledTaskPtr = std::unique_ptr<ScheduledTask>;

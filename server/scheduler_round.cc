@@ -50,6 +50,7 @@ Scheduler::Impl::Round Scheduler::Impl::RunRound(int lane_index) {
   while (DropEnded(lane)) {
   }
   worked |= !lane->residents.empty();
+  FinishLate(lane);
   Advance(lane);
   round.worked = worked;
   return round;
@@ -166,6 +167,17 @@ void Scheduler::Impl::Admit(Lane* lane, Tasks* entering) {
   HandOver(lane, &ended);
 }
 
+// Residents whose time is up give what they have.
+void Scheduler::Impl::FinishLate(Lane* lane) {
+  if (lane->residents.empty()) return;
+  const absl::Time now = clock_->Now();
+  for (ScheduledTaskPtr& task : lane->residents) {
+    if (task->finishing || task->task.finish_by > now) continue;
+    task->finishing = true;
+    task->solve->FinishSoon();
+  }
+}
+
 // Steps 5 and 6.
 void Scheduler::Impl::Advance(Lane* lane) {
   ChooseTurn(lane);
@@ -247,7 +259,8 @@ void Scheduler::Impl::HandOver(Lane* lane, Tasks* ended) {
       tenants_.Remove(task->task.tenant, task->task.bytes, task->remaining_ns);
       // One that did not finish took at least so much.
       const double seconds = absl::ToDoubleSeconds(task->result.timing.lane_time);
-      if (task->result.status.ok() || seconds * 1e9 > static_cast<double>(task->predicted_ns)) {
+      const bool whole = task->result.status.ok() && !task->finishing;
+      if (whole || seconds * 1e9 > static_cast<double>(task->predicted_ns)) {
         costs_.Measured(task->formula.problem_class, task->formula.seconds, seconds);
       }
       TenantAccounts::Account& tenant = tenants_.at(task->task.tenant);

@@ -2,7 +2,7 @@
 //
 // All of them if the device does them side by side, or if what they have left fits a slice: the common case. Otherwise
 // they take turns: tenants by what they have had, and each tenant's tasks in this order:
-//   those that would miss their deadlines if they waited any longer, the earliest deadline first;
+//   those that were asked to finish soon, and those that would miss their deadlines if they waited any longer, the earliest deadline first;
 //   then those whose predicted time, kPatience times from their arrival on, ends first: short ones pass long ones, which come
 //   forward as they wait.
 // And in every kRotation-th slice whoever sits out longest goes first, so that a wrong prediction starves nobody.
@@ -31,6 +31,7 @@ struct Urgency {
 
 Urgency UrgencyOf(const ScheduledTask& task, absl::Time now, absl::Duration slice) {
   const absl::Duration left = absl::Nanoseconds(task.remaining_ns);
+  if (task.finishing) return {false, task.task.finish_by, task.id};
   if (task.task.deadline - now < kUrgent * left + slice) return {false, task.task.deadline, task.id};
   return {true, DueTime(task), task.id};
 }

@@ -61,12 +61,14 @@ v1::StopReason ToProto(StopReason reason) {
   return v1::STOP_REASON_UNSPECIFIED;
 }
 
-void Fill(const Convergence& in, v1::Convergence* out) {
+// What was stopped before its `max_iterations` ran out of time. Backends do not know.
+void Fill(const Convergence& in, int32_t max_iterations, v1::Convergence* out) {
   out->set_iterations(in.iterations);
   out->set_converged(in.converged);
   out->set_marginal_error_a(in.marginal_error_a);
   out->set_marginal_error_b(in.marginal_error_b);
-  out->set_stop_reason(ToProto(in.stop_reason));
+  const bool late = in.stop_reason == StopReason::kMaxIterations && in.iterations < max_iterations;
+  out->set_stop_reason(late ? v1::STOP_REASON_TIME_BUDGET : ToProto(in.stop_reason));
 }
 
 google::protobuf::ArenaOptions InitialBlock(char* block, size_t size) {
@@ -133,6 +135,9 @@ void SolveCall::Process() {
     }
   }
   executor_ = &context_->executors->LeastLoaded();  // Before task_id_, which tells Cancel that there is one.
+  if (!error.has_value() && request_->solver().has_time_budget() && !executor_->backend->can_finish_soon()) {
+    error = Unsupported("solver.time_budget", "is not supported by this server's devices: they finish what they begin");
+  }
   before_queue_ = absl::Now() - arrived_;
   context_->decode_seconds->Observe(absl::ToDoubleSeconds(before_queue_));
   if (error.has_value()) return Fail(*error);
@@ -187,6 +192,7 @@ void SolveCall::Submit() {
   task.problem = prepared_.problem;
   task.bytes = prepared_.bytes;
   task.deadline = deadline_;
+  if (request_->solver().has_time_budget()) task.finish_by = arrived_ + absl::Seconds(request_->solver().time_budget());
   task.tenant = tenant_.number;
   task.weight = tenant_.weight;
   task.done = [this](const TaskResult& result) { OnSolved(result); };
@@ -295,8 +301,9 @@ void SolveCall::Encode() {
 
 void SolveCall::FillResponse() {
   response_->set_request_id(request_id_);
-  Fill(result_.report.convergence, response_->mutable_convergence());
-  for (const Convergence& member : prepared_.members) Fill(member, response_->add_members());
+  const int32_t most = request_->solver().has_time_budget() ? prepared_.problem.solver.max_iterations : 0;
+  Fill(result_.report.convergence, most, response_->mutable_convergence());
+  for (const Convergence& member : prepared_.members) Fill(member, most, response_->add_members());
   v1::Execution* execution = response_->mutable_execution();
   execution->set_backend(executor_->device.backend);
   execution->set_device(executor_->device.name);

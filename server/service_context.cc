@@ -18,7 +18,7 @@ namespace {
 // Reasons of errors (status.h): those that a request may get before it is queued, and later.
 constexpr const char* kRejected[] = {"INVALID_FIELD", "PROBLEM_TOO_LARGE", "QUEUE_FULL",  "INFEASIBLE_DEADLINE",
                                      "WARMING",       "DRAINING",          "DEVICE_LOST", "DEVICE_MEMORY",
-                                     "INTERNAL",      "UNAUTHENTICATED"};
+                                     "INTERNAL",      "UNAUTHENTICATED",   "UNSUPPORTED"};
 constexpr const char* kFailed[] = {"EXPIRED", "CANCELLED", "DIVERGED"};
 
 // Makes what is known in advance: a rate of a counter that first appears at 1 misses that one.

@@ -190,6 +190,9 @@ optional<Error> CheckTransportSolver(const v1::SolverOptions& in, ProblemKind ki
   if (in.has_reach_b()) {
     if (auto error = Power("solver.reach_b", in.reach_b(), degree, &out->rho_b)) return error;
   }
+  if (in.has_time_budget() && !IsPositive(in.time_budget())) {
+    return InvalidField("solver.time_budget", "must be finite and > 0", StrCat(in.time_budget()));
+  }
   out->debias = in.debias();
   if (in.debias() && kind != ProblemKind::kPointCloud) {
     return InvalidField("solver.debias", "is for point clouds only", "a dense problem");
@@ -212,6 +215,7 @@ optional<Error> CheckNormalizationSolver(const v1::SolverOptions& in, bool exact
       {"solver.reach_a", in.has_reach_a()},
       {"solver.reach_b", in.has_reach_b()},
       {"solver.debias", in.debias()},
+      {"solver.time_budget", in.has_time_budget()},
       {"solver.initial_f", in.has_initial_f()},
       {"solver.initial_g", in.has_initial_g()},
   };

@@ -92,6 +92,13 @@ Error Diverged(absl::string_view why) {
   return Make(absl::StatusCode::kFailedPrecondition, "DIVERGED", std::string(why));
 }
 
+Error Unsupported(absl::string_view field, absl::string_view why) {
+  Error error = Make(absl::StatusCode::kUnimplemented, "UNSUPPORTED", absl::StrCat(field, " ", why));
+  error.field = std::string(field);
+  error.metadata = {{"field", error.field}};
+  return error;
+}
+
 Error Internal(absl::string_view incident) {
   Error error = Make(absl::StatusCode::kInternal, "INTERNAL",
                      absl::StrCat("a bug in the server; its log tells more under incident ", incident));

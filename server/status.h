@@ -11,6 +11,7 @@
 //   starting, draining, device lost      UNAVAILABLE          WARMING, DRAINING, DEVICE_LOST   elsewhere
 //   no memory for this problem           RESOURCE_EXHAUSTED   DEVICE_MEMORY         yes
 //   the result is not finite             FAILED_PRECONDITION  DIVERGED              no
+//   the devices cannot do it             UNIMPLEMENTED        UNSUPPORTED           no
 //   our bug                              INTERNAL             INTERNAL              no
 //
 // Free of gRPC: what travels is google.rpc.Status, which the RPC layer puts into trailers and streams into replies.
@@ -54,6 +55,7 @@ Error Draining();
 Error DeviceLost(absl::string_view why);
 Error DeviceMemory(absl::string_view why);
 Error Diverged(absl::string_view why);
+Error Unsupported(absl::string_view field, absl::string_view why);
 // `incident` finds the one line of the server's log that says more.
 Error Internal(absl::string_view incident);
 

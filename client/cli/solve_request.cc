@@ -69,6 +69,9 @@ ABSL_FLAG(OptionalDouble, tolerance, {},
 ABSL_FLAG(OptionalDouble, reach_a, {},
           "solve: transport. Relaxes the row marginals: rho = reach^p. Default: balanced.");
 ABSL_FLAG(OptionalDouble, reach_b, {}, "solve: transport. Relaxes the column marginals.");
+ABSL_FLAG(OptionalDouble, time_budget, {},
+          "solve: transport. Seconds after arrival at which iterating ends and the iterate reached is the answer, with "
+          "its certificate, instead of an error at the deadline.");
 ABSL_FLAG(bool, debias, false, "solve: point clouds. Sinkhorn divergence instead of the transport cost.");
 ABSL_FLAG(std::string, precision, "", "solve: strict (default), fast or double.");
 
@@ -204,6 +207,7 @@ void SetNumbers(v1::SolveRequest* request) {
   if (const auto v = absl::GetFlag(FLAGS_tolerance)) solver()->set_tolerance(*v);
   if (const auto v = absl::GetFlag(FLAGS_reach_a)) solver()->set_reach_a(*v);
   if (const auto v = absl::GetFlag(FLAGS_reach_b)) solver()->set_reach_b(*v);
+  if (const auto v = absl::GetFlag(FLAGS_time_budget)) solver()->set_time_budget(*v);
   if (absl::GetFlag(FLAGS_debias)) solver()->set_debias(true);
   if (const auto v = absl::GetFlag(FLAGS_custom_offset)) custom()->set_offset(*v);
   if (const auto v = absl::GetFlag(FLAGS_custom_guard_value)) custom()->set_guard_value(*v);

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/anytime_work.h"
 #include "kernels/cpu/memory_pool.h"
 #include "kernels/cpu/work.h"
 #include "unsupported/Eigen/CXX11/ThreadPool"
@@ -62,6 +63,9 @@ class CpuSolve final : public Solve {
   absl::Status status() const override { return failure_.ok() ? work_->status() : failure_; }
   SolveReport report() const override { return work_->report(); }
   Convergence progress() const override { return work_->progress(); }
+  void FinishSoon() override {
+    if (auto* anytime = dynamic_cast<AnytimeWork*>(work_.get())) anytime->FinishSoon();
+  }
 
   Work* work() { return work_.get(); }
   void SetAlone(bool alone) {
@@ -250,6 +254,7 @@ class CpuBackend final : public Backend {
 
   DeviceDescription device() const override { return device_; }
   int lanes() const override { return 1; }
+  bool can_finish_soon() const override { return true; }
 
   int64_t WorkingBytes(const Problem& problem) const override {
     return problem.kind == ProblemKind::kNormalization ? NormalizationBytes(problem)

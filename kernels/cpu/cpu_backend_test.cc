@@ -83,6 +83,52 @@ TEST(CpuBackendTest, SameBitsOnAnyNumberOfThreadsInAnySlices) {
   }
 }
 
+// The iterate reached is the answer of so many iterations, to the bit.
+TEST(CpuBackendTest, FinishingSoonIsStoppingAtTheIterationReached) {
+  const auto backend = MakeCpuBackend({/*threads=*/2});
+  ASSERT_TRUE(backend->can_finish_soon());
+  for (const auto& [n, m] : {std::pair<int, int>{60, 50}, {700, 600}}) {
+    Clouds cut(1, n, m, 3, 7);
+    cut.problem.solver.tolerance = 0;
+    cut.problem.solver.max_iterations = 100000000;
+    auto solve = backend->Admit(cut.problem).value();
+    Solve* resident = solve.get();
+    for (int i = 0; i < 5; ++i) ASSERT_TRUE(backend->Advance(0, absl::MakeConstSpan(&resident, 1), 2e-3).ok());
+    ASSERT_FALSE(solve->done());
+    solve->FinishSoon();
+    solve->FinishSoon();  // Again.
+    while (!solve->done()) ASSERT_TRUE(backend->Advance(0, absl::MakeConstSpan(&resident, 1), 2e-3).ok());
+    ASSERT_TRUE(solve->status().ok()) << solve->status();
+    const Convergence& reached = solve->report().convergence;
+    EXPECT_GT(reached.iterations, 0);
+    EXPECT_LT(reached.iterations, 100000);
+
+    Clouds same(1, n, m, 3, 7);
+    same.problem.solver.tolerance = 0;
+    same.problem.solver.max_iterations = reached.iterations;
+    auto whole = backend->Admit(same.problem).value();
+    Solve* other = whole.get();
+    while (!whole->done()) ASSERT_TRUE(backend->Advance(0, absl::MakeConstSpan(&other, 1), 1.0).ok());
+    EXPECT_EQ(cut.f, same.f);
+    EXPECT_EQ(cut.g, same.g);
+    EXPECT_EQ(reached.marginal_error_a, whole->report().convergence.marginal_error_a);
+  }
+}
+
+TEST(CpuBackendTest, FinishingBeforeTheFirstSliceDoesOneIteration) {
+  const auto backend = MakeCpuBackend({/*threads=*/1});
+  Clouds clouds(3, 80, 70, 2, 5);
+  clouds.problem.solver.tolerance = 1e-30;
+  clouds.problem.solver.max_iterations = 100000;
+  auto solve = backend->Admit(clouds.problem).value();
+  Solve* resident = solve.get();
+  solve->FinishSoon();
+  while (!solve->done()) ASSERT_TRUE(backend->Advance(0, absl::MakeConstSpan(&resident, 1), 1e-3).ok());
+  EXPECT_TRUE(solve->status().ok());
+  EXPECT_EQ(solve->report().convergence.iterations, 1);
+  EXPECT_FALSE(solve->report().convergence.converged);
+}
+
 TEST(CpuBackendTest, UnfinishedSolvesMayBeDropped) {
   const auto backend = MakeCpuBackend({/*threads=*/4});
   for (uint32_t seed = 1; seed < 20; ++seed) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/anytime_work.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/transport_member.h"
 #include "kernels/cpu/work.h"
@@ -34,7 +35,7 @@ double TransportMakeSeconds(const Problem& problem) {
   return pairs * width * DensitySeconds(problem.dim);
 }
 
-class TransportWork final : public Work {
+class TransportWork final : public AnytimeWork {
  public:
   TransportWork(const Problem& problem, int64_t kernel_cache_bytes)
       : problem_(problem),
@@ -59,6 +60,13 @@ class TransportWork final : public Work {
   }
 
   bool WillSplit() const override { return !whole_ && chunks_ > 0; }
+
+  void FinishSoon() override {
+    finish_soon_ = true;
+    for (const auto& member : members_) {
+      if (member != nullptr) member->FinishSoon();
+    }
+  }
 
   void RunChunk(int64_t chunk, Scratch* scratch) override {
     const auto unit = std::upper_bound(units_.begin(), units_.end(), chunk,
@@ -127,6 +135,7 @@ class TransportWork final : public Work {
     if (inputs == nullptr) inputs = std::make_unique<MemberInputs>(problem_, index);
     inputs->Load();
     members_[index] = MakeTransportMember(std::move(inputs), cache_bytes_);
+    if (finish_soon_) members_[index]->FinishSoon();
   }
 
   // Lets members in and lays out the next phase.
@@ -191,6 +200,7 @@ class TransportWork final : public Work {
   const Problem problem_;
   const bool small_;
   bool alone_ = false;
+  bool finish_soon_ = false;
   bool whole_;  // Chunks run members from end to end.
   int64_t cache_bytes_ = 0, window_ = 1, next_member_ = 0, absorbed_ = 0;
   std::vector<std::unique_ptr<TransportMember>> members_;

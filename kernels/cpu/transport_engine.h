@@ -44,6 +44,13 @@ class TransportEngine {
   void RunChunk(int64_t chunk, Scratch* scratch);
   void EndPhase();
   bool finished() const { return phase_ == Phase::kDone; }
+  // The iteration in progress is the last, if it is not anyway. Between phases or within one, while no chunk runs.
+  void FinishSoon() {
+    const int32_t last = answer_.convergence.iterations + 1;
+    const bool iterating = phase_ != Phase::kVoidColumns && phase_ != Phase::kMeasure && phase_ != Phase::kExtremeSums;
+    if (!iterating || finished() || solver_.max_iterations <= last) return;
+    solver_.max_iterations = last;
+  }
   const Convergence& convergence() const { return answer_.convergence; }
 
   // REQUIRES: finished.
@@ -81,7 +88,7 @@ class TransportEngine {
 
   const CostSource<TE, T>& cost_;
   const TransportKernels<TE, T>& kernels_ = GetTransportKernels<TE, T>();
-  const SolverOptions solver_;
+  SolverOptions solver_;  // As asked for, but for FinishSoon.
   TransportState<TE, T> state_;
   TransportSide<TE, T>&x_, &y_;  // Its rows and its columns.
   const bool accelerated_;

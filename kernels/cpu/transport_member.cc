@@ -60,6 +60,10 @@ class TypedMember final : public TransportMember {
     }
   }
   void EndPhase() override;
+  void FinishSoon() override {
+    finish_soon_ = true;
+    if (stage_ == Stage::kIterate) engines_.back()->FinishSoon();
+  }
   absl::Status status() const override { return status_; }
   Convergence progress() const override { return stage_ == Stage::kIterate ? engine().convergence() : convergence_; }
 
@@ -97,6 +101,7 @@ class TypedMember final : public TransportMember {
   std::vector<std::unique_ptr<CostSource<TE, T>>> costs_;
   std::vector<std::unique_ptr<Engine>> engines_;
   Stage stage_ = Stage::kIterate;
+  bool finish_soon_ = false;
   Convergence convergence_;
   absl::Status status_;
 
@@ -138,6 +143,7 @@ void TypedMember<TE, T>::StartEngine() {
     costs_.push_back(std::make_unique<CostSource<TE, T>>(problem_.transport.cost, index_, problem_.n, problem_.m));
   }
   engines_.push_back(std::make_unique<Engine>(costs_.back().get(), options));
+  if (finish_soon_) engines_.back()->FinishSoon();
 }
 
 template <typename TE, typename T>

@@ -19,6 +19,8 @@ class TransportMember {
   virtual double chunk_seconds() const = 0;
   virtual void RunChunk(int64_t chunk, Scratch* scratch) = 0;
   virtual void EndPhase() = 0;
+  // No more iterations than needed for an answer. Not while a chunk runs.
+  virtual void FinishSoon() = 0;
   virtual absl::Status status() const = 0;
   virtual Convergence progress() const = 0;
 };

@@ -17,7 +17,7 @@ PROGRAM = BIN / "tests/bench/sinkhorn_bench_solver"
 NORMALIZATION, DENSE, POINT_CLOUD = 0, 1, 2
 STRICT, FAST, DOUBLE = 0, 1, 2
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
-STOP_REASONS = ("tolerance", "max_iterations", "precision", "not_iterated")
+STOP_REASONS = ("tolerance", "max_iterations", "precision", "not_iterated", "time_budget")
 
 # Operations of solver_main.cc.
 SOLVE, FMA_RATE, EXP_RATE, READ_RATE, DEVICE = range(5)

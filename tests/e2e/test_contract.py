@@ -161,6 +161,31 @@ def test_infeasible_deadline(api, server):
     assert trailers["grpc-retry-pushback-ms"] == "-1"
 
 
+def test_time_budget(api, server):
+    """The iterate reached comes back in time, with a certificate that says how good it is."""
+    with api.stub(server) as stub:
+        request = api.endless_problem()
+        request.solver.time_budget = 0.3
+        begin = time.monotonic()
+        reply = stub.Solve(request, timeout=20)
+        assert 0.3 <= time.monotonic() - begin < 10
+        assert not reply.convergence.converged and reply.convergence.iterations >= 1
+        assert reply.convergence.stop_reason == 5
+        assert reply.convergence.marginal_error_a + reply.convergence.marginal_error_b > 1e-12
+        longer = api.endless_problem()
+        longer.solver.time_budget = 3
+        assert stub.Solve(longer, timeout=30).convergence.iterations > reply.convergence.iterations
+
+        normalization = api.normalization(np.zeros((4, 4), np.float32))
+        normalization.solver.time_budget = 1
+        code, reason, metadata, _ = failure(api, stub, normalization)
+    assert (code, reason, metadata["field"]) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_FIELD",
+        "solver.time_budget",
+    )
+
+
 def test_expired_while_running(api, start, eventually):
     server = start()
     with api.stub(server) as stub:

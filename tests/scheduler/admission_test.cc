@@ -57,13 +57,13 @@ class AdmissionTest : public SchedulerTest {
 
 TEST_F(AdmissionTest, WorkBeforeItAndHalfOfItsOwnMustFitTheDeadline) {
   Teach();
-  ASSERT_TRUE(SubmitAs(0, Predicted("before", 0.1), absl::Milliseconds(130)).ok());
-  // 1.25 * 100 ms + 20 ms / 2 = 135 ms.
-  EXPECT_EQ(SubmitAs(0, Predicted("a", 0.02), absl::Milliseconds(134)).code(), absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(SubmitAs(0, Predicted("before", 0.1), absl::Milliseconds(150)).ok());
+  // 1.5 * 100 ms + 20 ms / 2 = 160 ms.
+  EXPECT_EQ(SubmitAs(0, Predicted("a", 0.02), absl::Milliseconds(159)).code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_TRUE(admission_.infeasible);
-  EXPECT_EQ(admission_.left, absl::Milliseconds(134));
-  EXPECT_NEAR(absl::ToDoubleSeconds(admission_.needed), 0.135, 1e-4);
-  EXPECT_TRUE(SubmitAs(0, Predicted("b", 0.02), absl::Milliseconds(136)).ok());
+  EXPECT_EQ(admission_.left, absl::Milliseconds(159));
+  EXPECT_NEAR(absl::ToDoubleSeconds(admission_.needed), 0.16, 1e-4);
+  EXPECT_TRUE(SubmitAs(0, Predicted("b", 0.02), absl::Milliseconds(161)).ok());
 }
 
 TEST_F(AdmissionTest, AnUnknownClassIsBelievedForAQuarter) {
@@ -194,6 +194,54 @@ TEST_F(AdmissionTest, AnothersBacklogDoesNotMakeADeadlineInfeasible) {
   // A second of the other's; in turns, 10 ms take 20 ms and a slice.
   EXPECT_TRUE(SubmitAs(2, Predicted("quiet", 0.01), absl::Milliseconds(60)).ok());
   EXPECT_FALSE(SubmitAs(1, Predicted("flood", 0.01), absl::Milliseconds(60)).ok());
+}
+
+// ---- Anytime --------------------------------------------------------------------------------------------------------
+
+TEST_F(AdmissionTest, WhoseTimeIsUpFinishesInTheNextSlice) {
+  Outcome* anytime = New("anytime");
+  anytime->slices = 1000;
+  Task task;
+  task.problem = FakeProblem(anytime);
+  task.finish_by = clock_.Now() + absl::Milliseconds(10);  // After the third slice of 4 ms.
+  task.done = [anytime](const TaskResult& result) {
+    ++anytime->done_count;
+    anytime->result = result;
+  };
+  ASSERT_TRUE(scheduler().Submit(&task, &anytime->id).ok());
+  RunAll();
+  EXPECT_EQ(anytime->done_count, 1);
+  EXPECT_TRUE(anytime->result.status.ok()) << anytime->result.status;
+  EXPECT_EQ(anytime->slices_done, 4);
+}
+
+TEST_F(AdmissionTest, WhoseTimeWasUpInTheQueueHasOneSlice) {
+  Outcome* anytime = New("anytime");
+  anytime->slices = 1000;
+  Task task;
+  task.problem = FakeProblem(anytime);
+  task.finish_by = clock_.Now() + absl::Milliseconds(10);
+  task.done = [anytime](const TaskResult& result) { anytime->result = result; };
+  ASSERT_TRUE(scheduler().Submit(&task, &anytime->id).ok());
+  clock_.Step(absl::Milliseconds(50));
+  RunAll();
+  EXPECT_TRUE(anytime->result.status.ok());
+  EXPECT_EQ(anytime->slices_done, 1);
+}
+
+TEST_F(AdmissionTest, AnAnytimeTaskIsNotRefusedForItsOwnWorkAndPassesOthersWhenItsTimeIsUp) {
+  Teach();
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(SubmitAs(0, Predicted("other", 0.04, 10)).ok());
+  Outcome* anytime = Predicted("anytime", 1000, 100000);
+  Task task;
+  task.problem = FakeProblem(anytime);
+  task.finish_by = clock_.Now() + absl::Milliseconds(20);
+  task.deadline = clock_.Now() + absl::Milliseconds(400);
+  task.done = [anytime](const TaskResult& result) { anytime->result = result; };
+  ASSERT_TRUE(scheduler().Submit(&task, &anytime->id).ok());
+  RunAll();
+  EXPECT_TRUE(anytime->result.status.ok()) << anytime->result.status;
+  EXPECT_LT(anytime->result.timing.queue + anytime->result.timing.compute, absl::Milliseconds(45));
 }
 
 // ---- Turns ----------------------------------------------------------------------------------------------------------

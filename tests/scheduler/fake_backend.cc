@@ -15,7 +15,13 @@ class FakeSolve final : public Solve {
   explicit FakeSolve(FakeSpec* spec) : spec_(spec) { ++spec_->solves; }
   ~FakeSolve() override { --spec_->solves; }
 
-  bool done() const override { return spec_->slices_done >= spec_->slices; }
+  bool done() const override {
+    return spec_->slices_done >= spec_->slices || (spec_->finish_soon && spec_->slices_done > asked_at_);
+  }
+  void FinishSoon() override {
+    spec_->finish_soon = true;
+    asked_at_ = spec_->slices_done;
+  }
   absl::Status status() const override { return absl::Status(spec_->solve_code, "fake solve"); }
   SolveReport report() const override {
     SolveReport report;
@@ -33,6 +39,7 @@ class FakeSolve final : public Solve {
 
  private:
   FakeSpec* const spec_;
+  int64_t asked_at_ = 0;
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ struct FakeSpec {
   absl::StatusCode admit_code = absl::StatusCode::kOk;
   absl::StatusCode solve_code = absl::StatusCode::kOk;
 
+  bool finish_soon = false;            // It was asked to.
   int64_t slices_done = 0;             // Written by the lane that advances it.
   std::atomic<int> solves{0};          // Alive now.
   std::atomic<bool> advancing{false};  // Two lanes at once would be a bug.

@@ -20,6 +20,7 @@ class FakeBackend final : public Backend {
  public:
   // While true, no problem finishes.
   std::atomic<bool> hold{false};
+  std::atomic<bool> anytime{false};  // Problems can be asked to finish soon, and then do, also when held.
   // Status of a finished problem; unset: OK. Set before the first request.
   std::function<absl::Status(const Problem&)> verdict;
   // Status of Admit; unset: OK.
@@ -33,6 +34,7 @@ class FakeBackend final : public Backend {
 
   DeviceDescription device() const override { return {"fake device", "fake", 1 << 20}; }
   int lanes() const override { return 1; }
+  bool can_finish_soon() const override { return anytime; }
   int64_t WorkingBytes(const Problem&) const override { return 0; }
   double PredictedSeconds(const Problem&) const override { return predicted_seconds; }
 
@@ -46,10 +48,10 @@ class FakeBackend final : public Backend {
 
   absl::Status Advance(int, absl::Span<Solve* const> solves, double) override {
     if (lost) return absl::UnavailableError("the fake device fell off the bus");
-    if (hold) {
-      absl::SleepFor(absl::Milliseconds(1));
-    } else {
-      for (Solve* solve : solves) static_cast<FakeSolve*>(solve)->Finish();
+    if (hold) absl::SleepFor(absl::Milliseconds(1));
+    for (Solve* solve : solves) {
+      auto* fake = static_cast<FakeSolve*>(solve);
+      if (!hold || fake->late) fake->Finish();
     }
     return absl::OkStatus();
   }
@@ -68,6 +70,8 @@ class FakeBackend final : public Backend {
       done_ = true;
     }
 
+    bool late = false;
+    void FinishSoon() override { late = true; }
     bool done() const override { return done_; }
     absl::Status status() const override { return status_; }
     SolveReport report() const override {
@@ -82,6 +86,11 @@ class FakeBackend final : public Backend {
       convergence.converged = true;
       convergence.marginal_error_a = 0.25;
       convergence.stop_reason = StopReason::kTolerance;
+      if (late) {
+        convergence.iterations = 1;
+        convergence.converged = false;
+        convergence.stop_reason = StopReason::kMaxIterations;
+      }
       return convergence;
     }
 

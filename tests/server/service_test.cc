@@ -286,6 +286,30 @@ TEST_F(ServiceTest, InfeasibleDeadlineIsRefusedAtOnce) {
   EXPECT_TRUE(Solve(Dense(), &response, &with_tolerance).ok());
 }
 
+TEST_F(ServiceTest, ATimeBudgetGivesWhatThereIs) {
+  backend_.hold = backend_.anytime = true;
+  Start();
+  v1::SolveRequest request = Dense();
+  request.mutable_solver()->set_time_budget(0.05);
+  grpc::ClientContext context;
+  SetDeadline(&context, absl::Seconds(30));
+  v1::SolveResponse response;
+  const grpc::Status status = Solve(request, &response, &context);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_FALSE(response.convergence().converged());
+  EXPECT_EQ(response.convergence().stop_reason(), v1::STOP_REASON_TIME_BUDGET);
+}
+
+TEST_F(ServiceTest, ATimeBudgetIsRefusedWhereProblemsCannotEndEarly) {
+  Start();
+  v1::SolveRequest request = Dense();
+  request.mutable_solver()->set_time_budget(0.05);
+  const grpc::Status status = Solve(request);
+  EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(Reason(status), "UNSUPPORTED");
+  EXPECT_EQ(Detail<google::rpc::BadRequest>(Rich(status))->field_violations(0).field(), "solver.time_budget");
+}
+
 TEST_F(ServiceTest, DeadlineWhileRunning) {
   backend_.hold = true;
   Start();

@@ -24,6 +24,7 @@ TEST(StatusTest, Table) {
       {QueueFull(absl::Microseconds(1500), "full"), absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "2"},
       {InfeasibleDeadline(absl::Seconds(1), absl::Seconds(2)), absl::StatusCode::kDeadlineExceeded,
        "INFEASIBLE_DEADLINE", "-1"},
+      {Unsupported("solver.time_budget", "is not supported"), absl::StatusCode::kUnimplemented, "UNSUPPORTED", nullptr},
       {Expired("queue"), absl::StatusCode::kDeadlineExceeded, "EXPIRED", nullptr},
       {Cancelled("queue"), absl::StatusCode::kCancelled, "CANCELLED", nullptr},
       {Unauthenticated(), absl::StatusCode::kUnauthenticated, "UNAUTHENTICATED", nullptr},

@@ -111,6 +111,9 @@ class TransportOptions(TypedDict, total=False):
     debias              Sinkhorn divergence OT(a,b) - OT(a,a)/2 - OT(b,b)/2 (+ mass term). Point clouds only.
     precision           `strict` (default, as accurate as float32 arithmetic), `fast` or `double`.
     initial_f           [n] or [..., n], finite: start. Default 0; `initial_g` [m] or [..., m] likewise.
+    time_budget         Anytime answers: seconds after arrival at which iterating ends and the iterate reached is the
+                        answer, with its certificate (`convergence.stop_reason` "time_budget") instead of an error.
+                        Finite, > 0; choose `timeout` larger, by what outputs and transfer take.
     request_id          Up to 128 bytes, echoed in the answer and the server's log.
     timeout             Seconds, > 0: the deadline. Default: the client's. Not in streams.
     """
@@ -134,6 +137,7 @@ class TransportOptions(TypedDict, total=False):
     precision: Precision | None
     initial_f: npt.ArrayLike | None
     initial_g: npt.ArrayLike | None
+    time_budget: float | None
     request_id: str | None
     timeout: float | None
 
