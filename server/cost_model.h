@@ -2,11 +2,12 @@
 //
 //   predicted = ratio(class) * (overhead + factor * figure(min(max_iterations, usual iterations)))
 //
-// `figure` is the backend's own (PredictedSeconds), which knows how work grows with shape, options and outputs. overhead,
-// factor and, for problems that end at a tolerance, the usual number of iterations are cost_table.h's: fitted to
-// measurements by tests/bench/cost_model.py, a row for each family of problems. ratio(class) is measured over predicted
-// seconds of the class's problems lately, the most recent ones counting most; 1 until there are any. Company makes small
-// problems cheaper, a busy machine makes all dearer, and data decide how long a tolerance takes: it learns all three.
+// `figure` is the backend's own (PredictedSeconds), which knows how work grows with shape, options and outputs.
+// overhead, factor and, for problems that end at a tolerance, the usual number of iterations are cost_table.h's: fitted
+// to measurements by tests/bench/cost_model.py, a row for each family of problems. ratio(class) is measured over
+// predicted seconds of the class's problems lately, the most recent ones counting most; 1 until there are any. Company
+// makes small problems cheaper, a busy machine makes all dearer, and data decide how long a tolerance takes: it learns
+// all three.
 //
 // No clock and no lock: the scheduler has both.
 #ifndef SINKHORN_SERVER_COST_MODEL_H_

@@ -14,14 +14,14 @@
 //     predicted to go before a newcomer.
 //   Feasible. A task that is predicted to miss its deadline (work before it, as its tenant's share lets it be done, and
 //     its own) is refused: see Admission.
-//   Fair. Tenants that have work share the device by weight (scheduler_tenants.h says how closely), whatever they queue,
-//     and each finds its part of the second half of the queue free of the others.
-//   No starvation. Of a tenant's tasks, later ones pass over an earlier one at most `window` times: a task with k others
-//     of its tenant ahead of it in the queue when it was submitted becomes resident after at most k + `window` others of
-//     the tenant have. A task that was passed over that often goes next when it is its tenant's turn: if it does not fit
-//     beside the residents, nothing else is admitted until enough of them have left. Residents whose work fits a slice
-//     all take part in it; of more, some sit out, but each takes part at least once in kRotation times as many slices as
-//     the lane has residents. Newcomers join at the next slice.
+//   Fair. Tenants that have work share the device by weight (scheduler_tenants.h says how closely), whatever they
+//     queue, and each finds its part of the second half of the queue free of the others.
+//   No starvation. Of a tenant's tasks, later ones pass over an earlier one at most `window` times: a task with k
+//     others of its tenant ahead of it in the queue when it was submitted becomes resident after at most k + `window`
+//     others of the tenant have. A task that was passed over that often goes next when it is its tenant's turn: if it
+//     does not fit beside the residents, nothing else is admitted until enough of them have left. Residents whose work
+//     fits a slice all take part in it; of more, some sit out, but each takes part at least once in kRotation times as
+//     many slices as the lane has residents. Newcomers join at the next slice.
 //   Isolated. A task that cannot be admitted or fails does not touch the others. A lost device ends all of them.
 #ifndef SINKHORN_SERVER_SCHEDULER_H_
 #define SINKHORN_SERVER_SCHEDULER_H_
@@ -116,8 +116,9 @@ using TaskId = uint64_t;
 //   kQueueSafety * (what goes before it) + a part of its own work:
 // half of it, because the class's problems differ among each other; a quarter of a fixed number of iterations, and
 // nothing of an unknown one, until some of the class have been measured (cost_model.h). What goes before it is accepted
-// work that is due earlier or has an earlier deadline: all of that, or, if it is less, its tenant's times the sum of the
-// tenants' weights over its own. It is refused as well if for it another task of its tenant would miss its deadline.
+// work that is due earlier or has an earlier deadline: all of that, or, if it is less, its tenant's times the sum of
+// the tenants' weights over its own. It is refused as well if for it another task of its tenant would miss its
+// deadline.
 struct Admission {
   static constexpr double kQueueSafety = 1.5;
   bool infeasible = false;      // The refusal is DEADLINE_EXCEEDED because of the prediction.

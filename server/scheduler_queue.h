@@ -3,8 +3,8 @@
 // The rule: the tenant whose turn it is (scheduler_tenants.h) and that has a task that fits; of its tasks, among the
 // `window` oldest that fit, the earliest deadline; ties go to the older. Each time a later task of the tenant is taken,
 // the older ones were passed over once more, and so was its oldest when it was the tenant's turn and another's task
-// fitted. The oldest has always been passed over most often, so it alone needs watching: at `window` times nobody but it
-// may go when it is the tenant's turn. Hence no task is ever passed over more than `window` times.
+// fitted. The oldest has always been passed over most often, so it alone needs watching: at `window` times nobody but
+// it may go when it is the tenant's turn. Hence no task is ever passed over more than `window` times.
 #ifndef SINKHORN_SERVER_SCHEDULER_QUEUE_H_
 #define SINKHORN_SERVER_SCHEDULER_QUEUE_H_
 

@@ -2,9 +2,10 @@
 //
 // All of them if the device does them side by side, or if what they have left fits a slice: the common case. Otherwise
 // they take turns: tenants by what they have had, and each tenant's tasks in this order:
-//   those that were asked to finish soon, and those that would miss their deadlines if they waited any longer, the earliest deadline first;
-//   then those whose predicted time, kPatience times from their arrival on, ends first: short ones pass long ones, which come
-//   forward as they wait.
+//   those that were asked to finish soon, and those that would miss their deadlines if they waited any longer, the
+//   earliest deadline first;
+//   then those whose predicted time, kPatience times from their arrival on, ends first: short ones pass long ones,
+//   which come forward as they wait.
 // And in every kRotation-th slice whoever sits out longest goes first, so that a wrong prediction starves nobody.
 #include <algorithm>
 #include <utility>

@@ -2,8 +2,8 @@
 //
 //   sinkhorn_cost_samples [THREADS]
 //
-// cost_model.py fits the server's cost model to them. Shapes, options and values are random from a fixed seed; a problem
-// runs alone, and its median of several solves is taken.
+// cost_model.py fits the server's cost model to them. Shapes, options and values are random from a fixed seed; a
+// problem runs alone, and its median of several solves is taken.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -150,8 +150,8 @@ TEST(FairnessTest, AQuietTenantIsServedAtOnceBesideFloodingOnes) {
     Life life(seed, tenants, /*overloaded=*/false);
     life.Run(absl::Seconds(10));
     const int quiet = tenants - 1;
-    // The longest of its tasks takes 1.5 times the mean. Beside it: the slice under way and, as its size is small beside
-    // its credit, the slices in which others go first because they have sat out longest.
+    // The longest of its tasks takes 1.5 times the mean. Beside it: the slice under way and, as its size is small
+    // beside its credit, the slices in which others go first because they have sat out longest.
     const absl::Duration lone = absl::Seconds(1.5 * life.size(quiet));
     EXPECT_LE(life.longest(quiet), 2 * lone + 2 * kSlice) << "of " << tenants << " tenants";
     EXPECT_GT(life.served(quiet), 0);
