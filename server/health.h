@@ -15,31 +15,36 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "server/rpc_loop.h"
+#include "server/rpc_small.h"
 
 namespace sinkhorn {
 
-class HealthService final : public grpc::health::v1::Health::CallbackService {
+class HealthService final : public grpc::health::v1::Health::AsyncService, public LoopService {
  public:
+  void ExpectCalls(RpcLoop* loop) override;
+
   // Not ready at first. Every Watch of a readiness name is told of the change.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all Watch calls, so that the server can shut down; later ones end at once.
   void Shutdown() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
-                                  const grpc::health::v1::HealthCheckRequest* request,
-                                  grpc::health::v1::HealthCheckResponse* response) override ABSL_LOCKS_EXCLUDED(mutex_);
-  grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
-      grpc::CallbackServerContext* context, const grpc::health::v1::HealthCheckRequest* request) override
-      ABSL_LOCKS_EXCLUDED(mutex_);
-
  private:
   class Watcher;
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
 
+  grpc::Status Check(const std::string& name, grpc::health::v1::HealthCheckResponse* response)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   Status StatusOf(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Add(Watcher* watcher) ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(Watcher* watcher) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  const SmallMethod<grpc::health::v1::HealthCheckRequest, grpc::health::v1::HealthCheckResponse> check_{
+      [this](auto* rpc, auto* request, auto* responder, auto* queue, void* tag) {
+        RequestCheck(rpc, request, responder, queue, queue, tag);
+      },
+      [this](const auto&, const auto& request, auto* response) { return Check(request.service(), response); }};
   absl::Mutex mutex_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;

@@ -210,7 +210,7 @@ absl::Status Process::StartGrpc() {
   builder.AddListeningPort(config_.listen, *credentials, &port_);
   builder.RegisterService(&health_);
   AddChannelArguments(config_, &builder);
-  listening_ = service_->Start(&builder);
+  listening_ = service_->Start(&builder, &health_);
   if (!listening_ || port_ == 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen));
   return absl::OkStatus();
 }

@@ -2,9 +2,12 @@
 
 #include <utility>
 
+#include "absl/time/clock.h"
+
 namespace sinkhorn {
 
 RpcLoop::~RpcLoop() {
+  while (present_.load(std::memory_order_acquire) > 0) absl::SleepFor(absl::Milliseconds(1));
   queue_->Shutdown();
   if (thread_.joinable()) {
     thread_.join();

@@ -6,6 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "server/rpc_loop.h"
+#include "server/rpc_small.h"
 #include "server/service_stream.h"
 #include "server/service_unary.h"
 #include "sinkhorn/v1/sinkhorn.grpc.pb.h"
@@ -14,12 +15,11 @@ namespace sinkhorn {
 namespace {
 
 using Contract = v1::SinkhornService;
-// Solve and SolveStream arrive as bytes: decoding a large message is not for gRPC's threads. Solve has queues of its
-// own (rpc_loop.h); the others, of which there are few calls, run on gRPC's threads.
+// Solve and SolveStream arrive as bytes: large messages are decoded where there is time.
 using Base = Contract::WithRawMethod_Solve<
-    Contract::WithRawCallbackMethod_SolveStream<Contract::WithCallbackMethod_GetServerInfo<Contract::Service>>>;
+    Contract::WithRawMethod_SolveStream<Contract::WithAsyncMethod_GetServerInfo<Contract::Service>>>;
 
-// Calls that one queue has room for before it has looked at the first of them.
+// Solve calls that one queue has room for before it has looked at the first of them.
 constexpr int kExpectedCalls = 64;
 
 const char* StateName(ServiceState state) {
@@ -49,7 +49,7 @@ class SinkhornServer::Rpc final : public Base {
     if (server_ != nullptr) Shutdown(absl::Now());
   }
 
-  bool Start(grpc::ServerBuilder* builder) {
+  bool Start(grpc::ServerBuilder* builder, LoopService* beside) {
     builder->RegisterService(this);
     for (int i = 0; i < context_.options.rpc_threads; ++i) {
       loops_.push_back(std::make_unique<RpcLoop>(builder->AddCompletionQueue()));
@@ -57,7 +57,10 @@ class SinkhornServer::Rpc final : public Base {
     server_ = builder->BuildAndStart();
     if (server_ == nullptr) return false;
     for (const auto& loop : loops_) {
-      for (int i = 0; i < kExpectedCalls; ++i) UnaryCall::Expect(&context_, static_cast<Base*>(this), loop.get());
+      for (int i = 0; i < kExpectedCalls; ++i) UnaryCall::Expect(&solve_, loop.get());
+      StreamCall::Expect(&solve_stream_, loop.get());
+      SmallCall<InfoRequest, InfoResponse>::Expect(&get_server_info_, loop.get());
+      if (beside != nullptr) beside->ExpectCalls(loop.get());
       loop->Start();
     }
     return true;
@@ -67,29 +70,24 @@ class SinkhornServer::Rpc final : public Base {
     server_->Shutdown(absl::ToChronoTime(deadline));
     // It does not wait for the queues: they still have to tell the calls that nobody came for, and what comes out of
     // them refers to the gRPC server.
-    while (context_.calls.load() > 0) absl::SleepFor(absl::Milliseconds(1));
     loops_.clear();
     server_.reset();
   }
 
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* SolveStream(grpc::CallbackServerContext* rpc) override {
-    return new StreamCall(&context_, &streams_, rpc);
-  }
+ private:
+  using InfoRequest = v1::GetServerInfoRequest;
+  using InfoResponse = v1::GetServerInfoResponse;
 
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* rpc, const v1::GetServerInfoRequest*,
-                                          v1::GetServerInfoResponse* response) override {
+  grpc::Status GetServerInfo(const grpc::ServerContext& rpc, v1::GetServerInfoResponse* response) {
     const absl::Time started = absl::Now();
     context_.metrics->calls_started.With({kGetServerInfoMethod})->Add();
-    const grpc::Status status = context_.Allow(*rpc) ? grpc::Status::OK : ToGrpcStatus(Unauthenticated());
+    const grpc::Status status = context_.Allow(rpc) ? grpc::Status::OK : ToGrpcStatus(Unauthenticated());
     if (status.ok()) FillInfo(response);
     context_.metrics->call_seconds.With({kGetServerInfoMethod, GrpcCodeName(status.error_code())})
         ->Observe(absl::ToDoubleSeconds(absl::Now() - started));
-    grpc::ServerUnaryReactor* reactor = rpc->DefaultReactor();
-    reactor->Finish(status);
-    return reactor;
+    return status;
   }
 
- private:
   void FillInfo(v1::GetServerInfoResponse* info) const {
     const ServiceOptions& options = context_.options;
     info->set_version(options.version);
@@ -117,6 +115,17 @@ class SinkhornServer::Rpc final : public Base {
 
   ServiceContext context_;
   StreamRegistry streams_;
+  const UnaryCall::Method solve_{&context_, [this](auto* rpc, auto* request, auto* responder, auto* queue, void* tag) {
+                                   RequestSolve(rpc, request, responder, queue, queue, tag);
+                                 }};
+  const StreamCall::Method solve_stream_{&context_, &streams_, [this](auto* rpc, auto* stream, auto* queue, void* tag) {
+                                           RequestSolveStream(rpc, stream, queue, queue, tag);
+                                         }};
+  const SmallMethod<InfoRequest, InfoResponse> get_server_info_{
+      [this](auto* rpc, auto* request, auto* responder, auto* queue, void* tag) {
+        RequestGetServerInfo(rpc, request, responder, queue, queue, tag);
+      },
+      [this](const auto& rpc, const auto&, auto* response) { return GetServerInfo(rpc, response); }};
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::unique_ptr<RpcLoop>> loops_;
 };
@@ -126,7 +135,7 @@ SinkhornServer::SinkhornServer(const Executors* executors, Metrics* metrics, con
 
 SinkhornServer::~SinkhornServer() = default;
 
-bool SinkhornServer::Start(grpc::ServerBuilder* builder) { return rpc_->Start(builder); }
+bool SinkhornServer::Start(grpc::ServerBuilder* builder, LoopService* beside) { return rpc_->Start(builder, beside); }
 
 void SinkhornServer::Shutdown(absl::Time deadline) { rpc_->Shutdown(deadline); }
 

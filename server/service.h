@@ -17,6 +17,7 @@
 #include "grpcpp/server_builder.h"
 #include "server/executors.h"
 #include "server/metrics.h"
+#include "server/rpc_loop.h"
 #include "server/scheduler.h"
 #include "server/tenants.h"
 #include "server/tokens.h"
@@ -61,9 +62,9 @@ class SinkhornServer {
   // REQUIRES: the schedulers are stopped, if Start was not followed by Shutdown.
   ~SinkhornServer();
 
-  // Adds the service to the gRPC server that is being built, starts it and keeps it. False: it cannot listen. Whatever
-  // else was registered with `builder` outlives the service.
-  bool Start(grpc::ServerBuilder* builder);
+  // Adds the service to the gRPC server that is being built, starts it and keeps it. False: it cannot listen. `beside`,
+  // and whatever else was registered with `builder`, outlives the service.
+  bool Start(grpc::ServerBuilder* builder, LoopService* beside = nullptr);
   // Ends the gRPC server: no call comes any more, and those unanswered at `deadline` are cancelled. Returns when the
   // last call has ended. REQUIRES: Start returned true; the schedulers run, or are stopped.
   void Shutdown(absl::Time deadline);

@@ -21,7 +21,7 @@ using absl::StrCat;
 
 // Replies up to this are copied into one piece; larger ones refer to the memory that the backend wrote.
 constexpr size_t kFlatReplyBytes = 16 << 10;
-// Members up to which a reply is encoded on the scheduler's thread, which must not be kept.
+// Members up to which a reply is encoded on the scheduler's thread or the call's loop, which must not be kept.
 constexpr int64_t kInlineMembers = 4096;
 // Replies of one slice up to which they are encoded and sent there: waking another thread takes longer.
 constexpr int64_t kInlineReplies = 2;
@@ -87,9 +87,7 @@ SolveCall::SolveCall(ServiceContext* context, absl::Time deadline, bool in_strea
       deadline_(deadline),
       in_stream_(in_stream),
       executor_(&context->executors->front()),
-      arena_(InitialBlock(arena_block_, sizeof(arena_block_))) {
-  context->calls.fetch_add(1);
-}
+      arena_(InitialBlock(arena_block_, sizeof(arena_block_))) {}
 
 void SolveCall::Start(grpc::ByteBuffer* message) {
   arrived_ = absl::Now();
@@ -249,7 +247,10 @@ void SolveCall::OnSolved(const TaskResult& result) {
 
 void SolveCall::Answer() {
   if (!result_.status.ok()) return Fail(SolveError(result_));
-  if (prepared_.problem.count > kInlineMembers && context_->TrySchedule([this] { Encode(); })) return;
+  // Every output is looked through.
+  const bool large = prepared_.problem.count > kInlineMembers ||
+                     static_cast<int64_t>(prepared_.block_bytes) >= context_->options.inline_bytes;
+  if (large && context_->TrySchedule([this] { Encode(); })) return;
   Encode();
 }
 

@@ -35,10 +35,7 @@ class SolveCall {
 
   void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
   void Unref() {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    ServiceContext* context = context_;
-    delete this;
-    context->calls.fetch_sub(1);
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 
  protected:

@@ -77,7 +77,6 @@ class ServiceContext {
   const ServiceOptions options;
   const absl::Time started = absl::Now();
   std::atomic<ServiceState> state{ServiceState::kWarming};
-  std::atomic<int64_t> calls{0};  // That exist: expected, in flight, or about to end.
   std::atomic<int64_t> in_flight{0};
   std::atomic<int64_t> arrivals{0};  // Requests so far, refused ones too.
   Counter* const solve_started;

@@ -56,11 +56,29 @@ void StreamRegistry::EndAll() {
 
 // ---- The stream -----------------------------------------------------------------------------------------------------
 
-StreamCall::StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc)
-    : context_(context), registry_(registry), deadline_(DeadlineOf(rpc->deadline())), allowed_(context->Allow(*rpc)) {
-  if (allowed_) tenant_ = context_->TenantOf(*rpc);
+StreamCall::StreamCall(const Method* method, RpcLoop* loop)
+    : method_(method),
+      context_(method->context),
+      presence_(loop),
+      arrived_(this, &StreamCall::OnArrived),
+      read_done_(this, &StreamCall::OnRead),
+      written_(this, &StreamCall::OnWritten),
+      done_(this, &StreamCall::OnDone),
+      finish_done_(this, &StreamCall::OnFinished) {
+  rpc_.AsyncNotifyWhenDone(&done_);
+  method->request(&rpc_, &stream_, loop->queue(), &arrived_);
+}
+
+void StreamCall::OnArrived(bool ok) {
+  if (!ok) return Unref();  // The server shuts down: none came.
+  Expect(method_, presence_.loop());
+  started_ = absl::Now();
+  deadline_ = DeadlineOf(rpc_.deadline());
+  allowed_ = context_->Allow(rpc_);
+  if (allowed_) tenant_ = context_->TenantOf(rpc_);
   context_->metrics->calls_started.With({kSolveStreamMethod})->Add();
-  registry_->Add(this);
+  Ref();  // Of OnDone; the first is OnFinished's.
+  method_->registry->Add(this);
   {
     absl::MutexLock lock(&mutex_);
     ReadMore();
@@ -74,10 +92,11 @@ void StreamCall::ReadMore() {
   if (outstanding_ >= context_->options.stream_read_ahead_requests) return;
   if (outstanding_ > 0 && outstanding_bytes_ >= context_->options.stream_read_ahead_bytes) return;
   reading_ = true;
-  StartRead(&read_);
+  Ref();
+  stream_.Read(&read_, &read_done_);
 }
 
-void StreamCall::OnReadDone(bool ok) {
+void StreamCall::OnRead(bool ok) {
   grpc::ByteBuffer message;
   Item* item = nullptr;
   bool cancelled = false;
@@ -97,10 +116,14 @@ void StreamCall::OnReadDone(bool ok) {
       half_closed_ = true;
     }
   }
-  if (item == nullptr) return EndIfDone();
-  if (cancelled) item->Cancel();
-  item->Start(&message);
-  item->Unref();
+  if (item != nullptr) {
+    if (cancelled) item->Cancel();
+    item->Start(&message);
+    item->Unref();
+  } else {
+    EndIfDone();
+  }
+  Unref();
 }
 
 void StreamCall::Answer(Item* item, grpc::ByteBuffer* reply) {
@@ -122,7 +145,8 @@ void StreamCall::Answer(Item* item, grpc::ByteBuffer* reply) {
 void StreamCall::WriteNext() {
   if (replies_.empty()) return;
   writing_ = true;
-  StartWrite(&replies_.front().message);
+  Ref();
+  stream_.Write(replies_.front().message, &written_);
 }
 
 void StreamCall::Forget(int64_t request_bytes) {
@@ -130,7 +154,7 @@ void StreamCall::Forget(int64_t request_bytes) {
   outstanding_bytes_ -= request_bytes;
 }
 
-void StreamCall::OnWriteDone(bool ok) {
+void StreamCall::OnWritten(bool ok) {
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
@@ -143,9 +167,16 @@ void StreamCall::OnWriteDone(bool ok) {
     ReadMore();
   }
   EndIfDone();
+  Unref();
 }
 
-void StreamCall::OnCancel() {
+void StreamCall::OnDone(bool) {
+  if (rpc_.IsCancelled()) Break();
+  Unref();
+}
+
+// Nobody listens any more.
+void StreamCall::Break() {
   std::vector<Item*> items;
   {
     absl::MutexLock lock(&mutex_);
@@ -177,16 +208,14 @@ void StreamCall::EndIfDone() {
     } else if (!half_closed_) {
       status = ToGrpcStatus(Draining());
     }
-    Ref();
   }
   context_->metrics->call_seconds.With({kSolveStreamMethod, GrpcCodeName(status.error_code())})
       ->Observe(absl::ToDoubleSeconds(absl::Now() - started_));
-  Finish(std::move(status));
-  Unref();
+  stream_.Finish(status, &finish_done_);
 }
 
-void StreamCall::OnDone() {
-  registry_->Remove(this);
+void StreamCall::OnFinished(bool) {
+  method_->registry->Remove(this);
   Unref();
 }
 

@@ -3,6 +3,7 @@
 #define SINKHORN_SERVER_SERVICE_STREAM_H_
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/async_stream.h>
 
 #include <atomic>
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "server/rpc_loop.h"
 #include "server/service_call.h"
 
 namespace sinkhorn {
@@ -34,16 +36,21 @@ class StreamRegistry {
   std::set<StreamCall*> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Reads ahead of its answers by a bounded number of requests and bytes; an answer counts until it is written, so a
-// client that does not read stops being read. Lives until the RPC is done and its last problem has let go.
-class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+// From before it arrives to its end. Reads ahead of its answers by a bounded number of requests and bytes; an answer
+// counts until it is written, so a client that does not read stops being read. Lives until the RPC is done and its last
+// problem has let go.
+class StreamCall final {
  public:
-  StreamCall(ServiceContext* context, StreamRegistry* registry, grpc::CallbackServerContext* rpc);
+  using Rpc = grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
+  struct Method {
+    ServiceContext* context;
+    StreamRegistry* registry;
+    std::function<void(grpc::ServerContext*, Rpc*, grpc::ServerCompletionQueue*, void* tag)> request;
+  };
 
-  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnDone() override;
+  // Makes room on `loop` for one more call; when it has been taken, the call makes room for the next. `method` outlives
+  // the loop.
+  static void Expect(const Method* method, RpcLoop* loop) { new StreamCall(method, loop); }
 
   // Ends if there is nothing left to do: also when the server is stopping.
   void EndIfDone() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -55,7 +62,14 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     int64_t request_bytes;
   };
 
-  ~StreamCall() override = default;
+  StreamCall(const Method* method, RpcLoop* loop);
+  ~StreamCall() = default;
+  void OnArrived(bool ok);
+  void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnWritten(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);  // The client has its status, or has gone away.
+  void OnFinished(bool ok);
+  void Break() ABSL_LOCKS_EXCLUDED(mutex_);
   void Answer(Item* item, grpc::ByteBuffer* reply) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -65,13 +79,17 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 
+  const Method* const method_;
   ServiceContext* const context_;
-  StreamRegistry* const registry_;
-  const absl::Time deadline_;
-  const bool allowed_;  // The caller may call.
-  Tenant tenant_;
-  const absl::Time started_ = absl::Now();
+  const RpcLoop::Presence presence_;
+  RpcLoop::Step<StreamCall> arrived_, read_done_, written_, done_, finish_done_;
   std::atomic<int> references_{1};
+  grpc::ServerContext rpc_;
+  Rpc stream_{&rpc_};
+  // Of its arrival.
+  absl::Time started_, deadline_;
+  bool allowed_ = false;  // The caller may call.
+  Tenant tenant_;
 
   absl::Mutex mutex_;
   grpc::ByteBuffer read_;  // gRPC's while reading_.

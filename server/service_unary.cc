@@ -7,21 +7,21 @@
 
 namespace sinkhorn {
 
-UnaryCall::UnaryCall(ServiceContext* context, RpcLoop* loop, ExpectNext expect_next, void* service)
-    : SolveCall(context, absl::InfiniteFuture(), /*in_stream=*/false),
-      loop_(loop),
-      expect_next_(expect_next),
-      service_(service),
-      responder_(&rpc_),
-      arrived_event_(this, &UnaryCall::OnArrived),
-      done_event_(this, &UnaryCall::OnDone),
-      finished_event_(this, &UnaryCall::OnFinished) {
-  rpc_.AsyncNotifyWhenDone(&done_event_);
+UnaryCall::UnaryCall(const Method* method, RpcLoop* loop)
+    : SolveCall(method->context, absl::InfiniteFuture(), /*in_stream=*/false),
+      method_(method),
+      presence_(loop),
+      arrived_(this, &UnaryCall::OnArrived),
+      done_(this, &UnaryCall::OnDone),
+      finished_(this, &UnaryCall::OnFinished),
+      responder_(&rpc_) {
+  rpc_.AsyncNotifyWhenDone(&done_);
+  method->request(&rpc_, &request_, &responder_, loop->queue(), &arrived_);
 }
 
 void UnaryCall::OnArrived(bool ok) {
   if (!ok) return Unref();  // The server shuts down: none came.
-  expect_next_(context_, service_, loop_);
+  Expect(method_, presence_.loop());
   started_ = absl::Now();
   context_->solve_started->Add();
   set_deadline(DeadlineOf(rpc_.deadline()));
@@ -42,7 +42,7 @@ void UnaryCall::OnDone(bool) {
 void UnaryCall::OnFinished(bool) { Unref(); }
 
 bool UnaryCall::Defer() {
-  loop_->Post(this);
+  presence_.loop()->Post(this);
   return true;
 }
 
@@ -50,12 +50,12 @@ void UnaryCall::Deliver(const Error* error, grpc::ByteBuffer* reply) {
   const absl::Duration duration = absl::Now() - started_;
   if (error == nullptr) {
     context_->CallFinished(grpc::StatusCode::OK, duration);
-    return responder_.Finish(*reply, grpc::Status::OK, &finished_event_);
+    return responder_.Finish(*reply, grpc::Status::OK, &finished_);
   }
   const grpc::Status status = ToGrpcStatus(*error);
   if (auto pushback = RetryPushback(*error)) rpc_.AddTrailingMetadata("grpc-retry-pushback-ms", *pushback);
   context_->CallFinished(status.error_code(), duration);
-  responder_.FinishWithError(status, &finished_event_);
+  responder_.FinishWithError(status, &finished_);
 }
 
 }  // namespace sinkhorn

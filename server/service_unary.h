@@ -13,30 +13,17 @@ namespace sinkhorn {
 // A Solve call from before it arrives to its end.
 class UnaryCall final : public SolveCall, private RpcLoop::Item {
  public:
-  // Makes room on `loop` for one more call; when it has been taken, the call makes room for the next. `service` has the
-  // method Solve raw and asynchronous.
-  template <class Service>
-  static void Expect(ServiceContext* context, Service* service, RpcLoop* loop) {
-    auto* call = new UnaryCall(
-        context, loop, [](ServiceContext* c, void* s, RpcLoop* l) { Expect(c, static_cast<Service*>(s), l); }, service);
-    service->RequestSolve(&call->rpc_, &call->request_, &call->responder_, loop->queue(), loop->queue(),
-                          &call->arrived_event_);
-  }
-
- private:
-  using ExpectNext = void (*)(ServiceContext*, void*, RpcLoop*);
-  // One of the tags of a call.
-  class CallEvent final : public RpcLoop::Event {
-   public:
-    CallEvent(UnaryCall* call, void (UnaryCall::*what)(bool)) : call_(call), what_(what) {}
-    void Happen(bool ok) override { (call_->*what_)(ok); }
-
-   private:
-    UnaryCall* const call_;
-    void (UnaryCall::*const what_)(bool);
+  struct Method {
+    ServiceContext* context;
+    RequestCall<grpc::ByteBuffer, grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>> request;
   };
 
-  UnaryCall(ServiceContext* context, RpcLoop* loop, ExpectNext expect_next, void* service);
+  // Makes room on `loop` for one more call; when it has been taken, the call makes room for the next. `method` outlives
+  // the loop.
+  static void Expect(const Method* method, RpcLoop* loop) { new UnaryCall(method, loop); }
+
+ private:
+  UnaryCall(const Method* method, RpcLoop* loop);
 
   void OnArrived(bool ok);
   void OnDone(bool ok);      // The client has its answer, or has gone away.
@@ -46,14 +33,13 @@ class UnaryCall final : public SolveCall, private RpcLoop::Item {
   bool Defer() override;
   void Resume() override { Answer(); }
 
-  RpcLoop* const loop_;
-  const ExpectNext expect_next_;
-  void* const service_;
+  const Method* const method_;
+  const RpcLoop::Presence presence_;
+  RpcLoop::Step<UnaryCall> arrived_, done_, finished_;
+  absl::Time started_;
   grpc::ServerContext rpc_;
   grpc::ByteBuffer request_;
   grpc::ServerAsyncResponseWriter<grpc::ByteBuffer> responder_;
-  absl::Time started_;
-  CallEvent arrived_event_, done_event_, finished_event_;
 };
 
 }  // namespace sinkhorn

@@ -24,8 +24,16 @@ class HealthTest : public testing::Test {
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(&health_);
+    loop_ = std::make_unique<RpcLoop>(builder.AddCompletionQueue());
     server_ = builder.BuildAndStart();
+    health_.ExpectCalls(loop_.get());
+    loop_->Start();
     stub_ = Health::NewStub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+  }
+
+  ~HealthTest() override {
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+    loop_.reset();
   }
 
   static HealthCheckRequest Request(const std::string& name) {
@@ -47,6 +55,7 @@ class HealthTest : public testing::Test {
 
   HealthService health_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<RpcLoop> loop_;
   std::unique_ptr<Health::Stub> stub_;
 };
 

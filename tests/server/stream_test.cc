@@ -184,6 +184,7 @@ TEST_F(StreamTest, UnreadRepliesAreBounded) {
 
 TEST_F(StreamTest, CancellationDropsItsProblems) {
   backend_.hold = true;
+  scheduler_options_.turn_problems = 10;  // All run, none waits for its turn.
   Start();
   grpc::ClientContext context;
   Stream stream = stub_->SolveStream(&context);
