@@ -84,6 +84,9 @@ ABSL_FLAG(bool, reflection, true,
           "Serve gRPC reflection, which lets generic clients discover the service. With --auth_token_file the default "
           "is not to: reflection asks nobody for a token.");
 ABSL_FLAG(bool, log_requests, false, "Log a line for each request. Errors of the server are logged in any case.");
+ABSL_FLAG(
+    absl::Duration, slow_request, absl::Seconds(10),
+    "Log a line that says where the time went for a request that took longer, but at most one a second. 0: none.");
 ABSL_FLAG(std::string, tls_cert, "",
           "Certificate chain, PEM. Set with --tls_key: serve TLS. Reread while serving when it changes.");
 ABSL_FLAG(std::string, tls_key, "", "Private key of --tls_cert, PEM.");
@@ -262,6 +265,8 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   }
   config.service.threads = IN_RANGE(io_threads, 1, 1024);
   config.service.log_requests = absl::GetFlag(FLAGS_log_requests);
+  config.service.slow_request = checker.NonNegative(FLAGS_slow_request, "slow_request");
+  if (config.service.slow_request == absl::ZeroDuration()) config.service.slow_request = absl::InfiniteDuration();
   config.service.version = kVersion;
   config.service.commit = kCommit;
   config.keepalive_time_ms = IN_RANGE(keepalive_time_ms, 1, 0x7fffffff);

@@ -9,6 +9,8 @@
 namespace sinkhorn {
 namespace {
 
+constexpr int64_t kThrottleNanoseconds = 1000000000;
+
 // Appends `text` as a JSON string. Bytes of 0x80 and above are taken to be UTF-8, which protobuf has checked.
 void AppendQuoted(absl::string_view text, std::string* out) {
   out->push_back('"');
@@ -38,6 +40,14 @@ const char* Name(Severity severity) {
 }
 
 }  // namespace
+
+int64_t LogThrottle::Pass() {
+  count_.fetch_add(1);
+  const int64_t now = absl::GetCurrentTimeNanos();
+  int64_t last = last_ns_.load();
+  if (now - last < kThrottleNanoseconds || !last_ns_.compare_exchange_strong(last, now)) return 0;
+  return count_.exchange(0);
+}
 
 std::string LogLine(absl::string_view time, Severity severity, absl::string_view event,
                     std::initializer_list<LogField> fields) {

@@ -38,6 +38,7 @@ struct ServiceOptions {
   int64_t stream_read_ahead_requests = 256;    // Of one stream: read but not answered yet.
   int64_t stream_read_ahead_bytes = 64 << 20;  // Likewise; at least one request.
   bool log_requests = false;                   // One line for each request.
+  absl::Duration slow_request = absl::InfiniteDuration();  // Requests that take longer have a line, of each second one.
   std::string version = "0.0.0";
   std::string commit;
   // Called once when the device is lost. In-flight requests have got or will get UNAVAILABLE.

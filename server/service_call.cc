@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "server/answer_check.h"
 #include "server/log.h"
+#include "server/trace.h"
 #include "server/wire.h"
 
 namespace sinkhorn {
@@ -296,7 +297,8 @@ void SolveCall::Encode() {
   }
   FillResponse();
   grpc::ByteBuffer reply = EncodeReply();
-  context_->encode_seconds->Observe(absl::ToDoubleSeconds(absl::Now() - begin));
+  encode_ = absl::Now() - begin;
+  context_->encode_seconds->Observe(absl::ToDoubleSeconds(encode_));
   Finish(nullptr, &reply);
 }
 
@@ -379,13 +381,37 @@ void SolveCall::Account(const Error* error) const {
       metrics->requests_rejected.With({error->reason})->Add();
     }
   }
-  if (!context_->options.log_requests) return;
-  Log(Severity::kInfo, "request",
+  LogRequest(error);
+}
+
+// A line for each request, if asked for; else for the slow ones.
+void SolveCall::LogRequest(const Error* error) const {
+  const ServiceOptions& options = context_->options;
+  const absl::Duration took = absl::Now() - arrived_;
+  const bool all = options.log_requests;
+  int64_t slow = 0;
+  if (!all && (took <= options.slow_request || (slow = context_->slow.Pass()) == 0)) return;
+  const auto seconds = [](absl::Duration duration) { return StrCat(absl::ToDoubleSeconds(duration)); };
+  const Problem& problem = prepared_.problem;
+  const SolveReport& report = result_.report;
+  Log(all ? Severity::kInfo : Severity::kWarning, all ? "request" : "slow_request",
       {{"request_id", request_id_},
+       {"trace_id", trace_id_},
        {"problem", ProblemName()},
-       {"outcome", error ? error->reason : OutcomeName(convergence.stop_reason)},
+       {"shape",
+        StrCat(problem.count, "x", problem.n, "x", problem.m, problem.dim > 0 ? StrCat("x", problem.dim) : "")},
+       {"outcome", error ? error->reason : OutcomeName(report.convergence.stop_reason)},
        {"message", error ? error->message : ""},
-       {"seconds", StrCat(absl::ToDoubleSeconds(absl::Now() - arrived_))}});
+       {"seconds", seconds(took)},
+       {"decode_seconds", seconds(before_queue_)},
+       {"queue_seconds", seconds(result_.timing.queue)},
+       {"transfer_seconds", StrCat(report.h2d_seconds + report.d2h_seconds)},
+       {"compute_seconds", StrCat(compute_seconds_)},
+       {"encode_seconds", seconds(encode_)},
+       {"launches", StrCat(result_.timing.launch_count)},
+       {"batch_problems", StrCat(result_.timing.batch_problem_count)},
+       {"device", executor_->device.name},
+       {"slow_requests", StrCat(slow)}});
 }
 
 const char* SolveCall::ProblemName() const {
@@ -395,6 +421,12 @@ const char* SolveCall::ProblemName() const {
 
 grpc::Status ToGrpcStatus(const Error& error) {
   return grpc::Status(static_cast<grpc::StatusCode>(error.code), error.message, ToRpcStatus(error).SerializeAsString());
+}
+
+std::string TraceIdOfCall(const grpc::ServerContextBase& rpc) {
+  const auto header = rpc.client_metadata().find(kTraceParent);
+  if (header == rpc.client_metadata().end()) return "";
+  return std::string(TraceIdOf({header->second.data(), header->second.size()}));
 }
 
 absl::Time DeadlineOf(std::chrono::system_clock::time_point deadline) {

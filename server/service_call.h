@@ -50,6 +50,7 @@ class SolveCall {
   // Before Start.
   void set_deadline(absl::Time deadline) { deadline_ = deadline; }
   void set_allowed(bool allowed) { allowed_ = allowed; }
+  void set_trace_id(std::string id) { trace_id_ = std::move(id); }
   void set_tenant(const Tenant& tenant) { tenant_ = tenant; }
 
   ServiceContext* const context_;
@@ -71,6 +72,7 @@ class SolveCall {
   void Fail(const Error& error);
   void Finish(const Error* error, grpc::ByteBuffer* reply);
   void Account(const Error* error) const;
+  void LogRequest(const Error* error) const;
   const char* ProblemName() const;
 
   absl::Time deadline_;
@@ -89,10 +91,10 @@ class SolveCall {
   grpc::Slice slice_;
   Block block_;
   HeldBytes held_request_, held_reply_;
-  std::string request_id_;
+  std::string request_id_, trace_id_;
   Prepared prepared_;
   TaskResult result_;
-  absl::Duration before_queue_;
+  absl::Duration before_queue_, encode_;
   double compute_seconds_ = 0;
 
   char arena_block_[2048];
@@ -103,6 +105,8 @@ class SolveCall {
 
 // The gRPC form of an error.
 grpc::Status ToGrpcStatus(const Error& error);
+// The id of the trace that the caller says it is part of, or "".
+std::string TraceIdOfCall(const grpc::ServerContextBase& rpc);
 // A gRPC deadline as absl's time.
 absl::Time DeadlineOf(std::chrono::system_clock::time_point deadline);
 

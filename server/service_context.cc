@@ -95,14 +95,9 @@ bool ServiceContext::Allow(const grpc::ServerContextBase& rpc) {
   const auto header = rpc.client_metadata().find("authorization");
   const bool none = header == rpc.client_metadata().end();
   if (!none && options.tokens->Allow({header->second.data(), header->second.size()})) return true;
-  strangers_.fetch_add(1);
-  const int64_t now = absl::ToUnixNanos(absl::Now());
-  int64_t last = stranger_logged_ns_.load();
-  if (now - last >= 1000000000 && stranger_logged_ns_.compare_exchange_strong(last, now)) {
+  if (const int64_t calls = strangers_.Pass()) {
     Log(Severity::kWarning, "unauthenticated",
-        {{"peer", rpc.peer()},
-         {"why", none ? "no token" : "wrong token"},
-         {"calls", absl::StrCat(strangers_.exchange(0))}});
+        {{"peer", rpc.peer()}, {"why", none ? "no token" : "wrong token"}, {"calls", absl::StrCat(calls)}});
   }
   return false;
 }

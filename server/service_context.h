@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/executors.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
 #include "server/service.h"
@@ -79,6 +80,7 @@ class ServiceContext {
   std::atomic<ServiceState> state{ServiceState::kWarming};
   std::atomic<int64_t> in_flight{0};
   std::atomic<int64_t> arrivals{0};  // Requests so far, refused ones too.
+  LogThrottle slow;
   Counter* const solve_started;
   Histogram* const solve_ok_seconds;
   Histogram* const decode_seconds;
@@ -93,7 +95,7 @@ class ServiceContext {
   std::atomic<int64_t> pending_{0};
   const std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
   std::atomic<bool> device_lost_{false};
-  std::atomic<int64_t> stranger_logged_ns_{0}, strangers_{0};
+  LogThrottle strangers_;
   std::atomic<uint64_t> next_incident_;
   Eigen::ThreadPool pool_;  // Last: its threads end before anything else goes.
 };

@@ -15,6 +15,7 @@ class StreamCall::Item final : public SolveCall {
       : SolveCall(context, deadline, /*in_stream=*/true), bytes_(bytes), stream_(stream) {
     stream_->Ref();
     set_tenant(stream_->tenant_);
+    set_trace_id(stream_->trace_id_);
   }
 
   int64_t bytes() const { return bytes_; }
@@ -74,6 +75,7 @@ void StreamCall::OnArrived(bool ok) {
   Expect(method_, presence_.loop());
   started_ = absl::Now();
   deadline_ = DeadlineOf(rpc_.deadline());
+  trace_id_ = TraceIdOfCall(rpc_);
   allowed_ = context_->Allow(rpc_);
   if (allowed_) tenant_ = context_->TenantOf(rpc_);
   context_->metrics->calls_started.With({kSolveStreamMethod})->Add();

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <set>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -90,6 +91,7 @@ class StreamCall final {
   absl::Time started_, deadline_;
   bool allowed_ = false;  // The caller may call.
   Tenant tenant_;
+  std::string trace_id_;
 
   absl::Mutex mutex_;
   grpc::ByteBuffer read_;  // gRPC's while reading_.

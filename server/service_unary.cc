@@ -25,6 +25,7 @@ void UnaryCall::OnArrived(bool ok) {
   started_ = absl::Now();
   context_->solve_started->Add();
   set_deadline(DeadlineOf(rpc_.deadline()));
+  set_trace_id(TraceIdOfCall(rpc_));
   const bool allowed = context_->Allow(rpc_);
   set_allowed(allowed);
   if (allowed) set_tenant(context_->TenantOf(rpc_));

@@ -7,7 +7,7 @@
 //   cannot finish before the deadline    DEADLINE_EXCEEDED    INFEASIBLE_DEADLINE   no (pushback -1)
 //   deadline passed                      DEADLINE_EXCEEDED    EXPIRED               no
 //   client went away                     CANCELLED            CANCELLED             nobody to tell
-//   no token, or another             UNAUTHENTICATED      UNAUTHENTICATED       no
+//   no token, or another                 UNAUTHENTICATED      UNAUTHENTICATED       no
 //   starting, draining, device lost      UNAVAILABLE          WARMING, DRAINING, DEVICE_LOST   elsewhere
 //   no memory for this problem           RESOURCE_EXHAUSTED   DEVICE_MEMORY         yes
 //   the result is not finite             FAILED_PRECONDITION  DIVERGED              no

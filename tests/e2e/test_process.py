@@ -292,11 +292,45 @@ def test_help_and_version(run_binary):
 
 def test_the_log_is_json_lines(api, start):
     server = start("--log_requests")
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with api.stub(server) as stub:
-        stub.Solve(api.normalization(np.zeros((2, 2), np.float32), request_id='quote " it'), timeout=10)
+        stub.Solve(
+            api.normalization(np.zeros((2, 2), np.float32), request_id='quote " it'),
+            timeout=10,
+            metadata=[("traceparent", f"00-{trace}-00f067aa0ba902b7-01")],
+        )
     server.terminate()
     assert server.wait() == 0
     events = [json.loads(line) for line in server.log().splitlines()]
     names = [event["event"] for event in events]
     assert names == ["backend", "listening", "ready", "request", "draining", "stopped"]
     assert events[3]["request_id"] == 'quote " it' and events[3]["problem"] == "normalization"
+    assert events[3]["trace_id"] == trace
+
+
+def test_a_slow_request_leaves_a_line_that_says_where_the_time_went(api, start):
+    server = start("--slow_request=1us")
+    request = api.normalization(np.zeros((7, 3, 2), np.float32), request_id="slow")
+    with api.stub(server) as stub:
+        first = time.monotonic()
+        for _ in range(20):
+            stub.Solve(request, timeout=10)
+        seconds = time.monotonic() - first
+    server.terminate()
+    assert server.wait() == 0
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    slow = [line for line in lines if line["event"] == "slow_request"]
+    assert 1 <= len(slow) <= 1 + seconds
+    line = slow[0]
+    assert (line["request_id"], line["shape"], line["slow_requests"]) == ("slow", "7x3x2", "1")
+    stages = [float(line[f"{stage}_seconds"]) for stage in ("decode", "queue", "transfer", "compute", "encode")]
+    assert min(stages) >= 0 and 0 < sum(stages) <= float(line["seconds"])
+
+
+def test_requests_that_are_not_slow_leave_none(api, start):
+    server = start()
+    with api.stub(server) as stub:
+        stub.Solve(api.normalization(np.zeros((2, 2), np.float32)), timeout=10)
+    server.terminate()
+    assert server.wait() == 0
+    assert "slow_request" not in server.log()
