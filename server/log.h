@@ -24,8 +24,8 @@ void Log(Severity severity, absl::string_view event, std::initializer_list<LogFi
 // For lines that a crowd could cause: one a second. Any thread.
 class LogThrottle {
  public:
-  // Of something that happened: how often it has since the last line that was written, this time included, if a line may
-  // be written now; else 0.
+  // Of something that happened: how often it has since the last line that was written, this time included, if a line
+  // may be written now; else 0.
   int64_t Pass();
 
  private:

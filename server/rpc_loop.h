@@ -66,8 +66,8 @@ class RpcLoop {
   };
 
   explicit RpcLoop(std::unique_ptr<grpc::ServerCompletionQueue> queue) : queue_(std::move(queue)) {}
-  // Waits for the calls to end. REQUIRES: the gRPC server is shut down, which ends those that nobody came for, but still
-  // there: what comes out of the queue refers to it.
+  // Waits for the calls to end. REQUIRES: the gRPC server is shut down, which ends those that nobody came for, but
+  // still there: what comes out of the queue refers to it.
   ~RpcLoop();
 
   // Begins to take events off the queue.
