@@ -34,7 +34,7 @@ struct ServiceOptions {
   int rpc_threads = 1;                            // That receive, decode, encode and send, each with its own queue.
   int threads = 2;                                // That decode, validate and encode what is large.
   int64_t max_pending_decodes = 256;           // Requests that wait for these threads; then QUEUE_FULL. At most 1000.
-  int64_t inline_bytes = 64 << 10;             // Smaller requests are decoded where they arrive.
+  int64_t inline_bytes = 64 << 10;             // Smaller requests and replies are decoded and encoded where they are.
   int64_t stream_read_ahead_requests = 256;    // Of one stream: read but not answered yet.
   int64_t stream_read_ahead_bytes = 64 << 20;  // Likewise; at least one request.
   bool log_requests = false;                   // One line for each request.
