@@ -44,7 +44,9 @@ enum class Order : uint8_t { kRowColumn, kColumnRow };
 enum class Guard : uint8_t { kNone, kMax, kAdd };
 enum class BackwardMode : uint8_t { kUnrolled, kImplicit, kImplicitUnit, kImplicitFull };
 enum class UpdateRule : uint8_t { kAlternating, kSymmetric };
-enum class StopReason : uint8_t { kTolerance, kMaxIterations, kPrecision, kNotIterated };
+// kTimeBudget: it was asked to end (Solve::FinishSoon).
+enum class StopReason : uint8_t { kTolerance, kMaxIterations, kPrecision, kNotIterated, kTimeBudget };
+constexpr int kStopReasons = 5;
 
 // The steps of a normalisation (proto: CustomRecipe). `exact` overrides the other fields.
 struct Recipe {

@@ -60,9 +60,9 @@ ServiceContext::ServiceContext(const Executors* executors, Metrics* metrics, con
     SolvedMetrics* of_kind = &solved[static_cast<int>(kind)];
     of_kind->iterations = metrics->iterations.With({KindName(kind)});
     of_kind->marginal_error = metrics->marginal_error.With({KindName(kind)});
-    for (StopReason reason :
-         {StopReason::kTolerance, StopReason::kMaxIterations, StopReason::kPrecision, StopReason::kNotIterated}) {
-      of_kind->outcomes[static_cast<int>(reason)] = metrics->outcomes.With({KindName(kind), OutcomeName(reason)});
+    for (int reason = 0; reason < kStopReasons; ++reason) {
+      of_kind->outcomes[reason] =
+          metrics->outcomes.With({KindName(kind), OutcomeName(static_cast<StopReason>(reason))});
     }
   }
 }
@@ -164,6 +164,8 @@ const char* OutcomeName(StopReason reason) {
       return "PRECISION";
     case StopReason::kNotIterated:
       return "NOT_ITERATED";
+    case StopReason::kTimeBudget:
+      return "TIME_BUDGET";
   }
   return "";
 }

@@ -31,7 +31,7 @@ constexpr char kGetServerInfoMethod[] = "sinkhorn.v1.SinkhornService/GetServerIn
 
 // What a solved problem of one kind is counted by.
 struct SolvedMetrics {
-  Counter* outcomes[4];  // By StopReason.
+  Counter* outcomes[kStopReasons];  // By StopReason.
   Histogram* iterations;
   Histogram* marginal_error;
 };

@@ -102,6 +102,7 @@ TEST(CpuBackendTest, FinishingSoonIsStoppingAtTheIterationReached) {
     const Convergence& reached = solve->report().convergence;
     EXPECT_GT(reached.iterations, 0);
     EXPECT_LT(reached.iterations, 100000);
+    EXPECT_EQ(reached.stop_reason, StopReason::kTimeBudget);
 
     Clouds same(1, n, m, 3, 7);
     same.problem.solver.tolerance = 0;
@@ -127,6 +128,7 @@ TEST(CpuBackendTest, FinishingBeforeTheFirstSliceDoesOneIteration) {
   EXPECT_TRUE(solve->status().ok());
   EXPECT_EQ(solve->report().convergence.iterations, 1);
   EXPECT_FALSE(solve->report().convergence.converged);
+  EXPECT_EQ(solve->report().convergence.stop_reason, StopReason::kTimeBudget);
 }
 
 TEST(CpuBackendTest, UnfinishedSolvesMayBeDropped) {

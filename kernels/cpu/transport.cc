@@ -182,7 +182,7 @@ class TransportWork final : public AnytimeWork {
     if (absorbed_++ == 0) {
       worst = c;
     } else {
-      if (!c.converged) worst.stop_reason = c.stop_reason;
+      if (!c.converged && worst.stop_reason != StopReason::kTimeBudget) worst.stop_reason = c.stop_reason;
       worst.converged = worst.converged && c.converged;
       worst.iterations = std::max(worst.iterations, c.iterations);
       worst.marginal_error_a = std::max(worst.marginal_error_a, c.marginal_error_a);

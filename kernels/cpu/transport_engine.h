@@ -50,6 +50,7 @@ class TransportEngine {
     const bool iterating = phase_ != Phase::kVoidColumns && phase_ != Phase::kMeasure && phase_ != Phase::kExtremeSums;
     if (!iterating || finished() || solver_.max_iterations <= last) return;
     solver_.max_iterations = last;
+    answer_.convergence.stop_reason = StopReason::kTimeBudget;  // Unless it stops by itself.
   }
   const Convergence& convergence() const { return answer_.convergence; }
 

@@ -183,7 +183,8 @@ void TypedMember<TE, T>::PlanPasses() {
     convergence_.iterations = std::max(convergence_.iterations, c.iterations);
     convergence_.marginal_error_a = std::max(convergence_.marginal_error_a, c.marginal_error_a);
     convergence_.marginal_error_b = std::max(convergence_.marginal_error_b, c.marginal_error_b);
-    if (e == engines_.front() || !c.converged) convergence_.stop_reason = c.stop_reason;
+    const bool cut = e != engines_.front() && convergence_.stop_reason == StopReason::kTimeBudget;
+    if (e == engines_.front() || (!c.converged && !cut)) convergence_.stop_reason = c.stop_reason;
     convergence_.converged = (e == engines_.front() || convergence_.converged) && c.converged;
   }
   stage_ = Stage::kApply;

@@ -89,7 +89,7 @@ class FakeBackend final : public Backend {
       if (late) {
         convergence.iterations = 1;
         convergence.converged = false;
-        convergence.stop_reason = StopReason::kMaxIterations;
+        convergence.stop_reason = StopReason::kTimeBudget;
       }
       return convergence;
     }
