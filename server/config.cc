@@ -74,7 +74,10 @@ ABSL_FLAG(
     "Threads that receive, decode, encode and send requests. 0: half of the cores, at most 8. On 8 cores and more "
     "each polls its own connections, unless the environment variable GRPC_POLL_STRATEGY says epoll1, which suits "
     "thousands of connections.");
-ABSL_FLAG(int, io_threads, 2, "Threads that decode, check and encode requests too large for these.");
+ABSL_FLAG(
+    int, io_threads, 0,
+    "Threads that decode, check and encode requests too large for these. 0: a quarter of the cores, at least 2, at "
+    "most 8.");
 ABSL_FLAG(int, keepalive_time_ms, 60000, "Milliseconds after which a silent connection is pinged.");
 ABSL_FLAG(absl::Duration, max_connection_age, absl::Minutes(5),
           "Age at which a connection is asked to go, so that clients spread over new replicas. 'inf': never.");
@@ -263,7 +266,8 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   if (config.service.rpc_threads == 0) {
     config.service.rpc_threads = std::min(8, std::max(1, AvailableCores() / 2));
   }
-  config.service.threads = IN_RANGE(io_threads, 1, 1024);
+  config.service.threads = IN_RANGE(io_threads, 0, 1024);
+  if (config.service.threads == 0) config.service.threads = std::min(8, std::max(2, AvailableCores() / 4));
   config.service.log_requests = absl::GetFlag(FLAGS_log_requests);
   config.service.slow_request = checker.NonNegative(FLAGS_slow_request, "slow_request");
   if (config.service.slow_request == absl::ZeroDuration()) config.service.slow_request = absl::InfiniteDuration();

@@ -25,6 +25,13 @@ STAGES = ("decode", "queue", "h2d", "solve", "d2h", "encode")
 MIX = "normalization:32x4x4:20"
 
 
+def programs(folder):
+    """The server and the load generator, from one folder or from bazel-bin."""
+    if folder:
+        return folder / "sinkhorn_server", folder / "sinkhorn_loadgen"
+    return ROOT / "bazel-bin/server/sinkhorn_server", ROOT / "bazel-bin/client/loadgen/sinkhorn_loadgen"
+
+
 class Server:
     """A server process that is ready."""
 
@@ -132,10 +139,11 @@ COLUMNS = (
 )
 
 
-def table(rows):
-    lines = ["| " + " | ".join(name for name, _, _ in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+def table(rows, columns=COLUMNS):
+    lines = ["| " + " | ".join(name for name, _, _ in columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
-        lines.append("| " + " | ".join(form.format(row[key]) for _, key, form in COLUMNS) + " |")
+        cells = [form.format(row[key]) if key in row else "" for _, key, form in columns]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -161,8 +169,7 @@ def main():
     parser.add_argument("--batched-only", action="store_true")
     parser.add_argument("--name", default="gpu_serving")
     options = parser.parse_args()
-    server_path = options.bin / "sinkhorn_server" if options.bin else ROOT / "bazel-bin/server/sinkhorn_server"
-    loadgen = options.bin / "sinkhorn_loadgen" if options.bin else ROOT / "bazel-bin/client/loadgen/sinkhorn_loadgen"
+    server_path, loadgen = programs(options.bin)
 
     rows, clients = [], [int(word) for word in options.clients.split(",")]
     where = ""
