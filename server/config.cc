@@ -86,6 +86,10 @@ ABSL_FLAG(absl::Duration, max_connection_age_grace, absl::Seconds(60),
 ABSL_FLAG(bool, reflection, true,
           "Serve gRPC reflection, which lets generic clients discover the service. With --auth_token_file the default "
           "is not to: reflection asks nobody for a token.");
+ABSL_FLAG(
+    bool, report_load, false,
+    "Tell balancers in each call's trailer how loaded this server is (ORCA, endpoint-load-metrics-bin), as gRPC's "
+    "and Envoy's client-side weighted round robin want it. Callers can read it.");
 ABSL_FLAG(bool, log_requests, false, "Log a line for each request. Errors of the server are logged in any case.");
 ABSL_FLAG(
     absl::Duration, slow_request, absl::Seconds(10),
@@ -277,6 +281,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   config.auth_token_file = absl::GetFlag(FLAGS_auth_token_file);
   config.tenant_file = absl::GetFlag(FLAGS_tenant_weights);
   config.reflection = absl::GetFlag(FLAGS_reflection) && (config.auth_token_file.empty() || asked_for_reflection);
+  config.report_load = absl::GetFlag(FLAGS_report_load);
   config.drain_grace = checker.NonNegative(FLAGS_drain_grace, "drain_grace");
   config.drain_timeout = checker.NonNegative(FLAGS_drain_timeout, "drain_timeout");
   config.max_connection_age = checker.NonNegative(FLAGS_max_connection_age, "max_connection_age");

@@ -42,6 +42,7 @@ struct Config {
   absl::Duration max_connection_age, max_connection_age_grace;
   int keepalive_time_ms = 0;
   bool reflection = true;
+  bool report_load = false;
 };
 
 // Parses the command line. Exits by itself, as absl does, on --help, --version, unknown flags and values of the wrong

@@ -1,11 +1,15 @@
 #include "server/gauges.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/machine.h"
 
 namespace sinkhorn {
 namespace {
@@ -108,6 +112,33 @@ void AddServerGauges(const SinkhornServer* server, const Executors* executors, c
   AddStateGauges(server, metrics);
   AddQueueGauges(executors, metrics);
   AddDeviceGauges(executors, metrics);
+}
+
+std::shared_ptr<LoadReport> MakeLoadReport(const Executors* executors, Metrics* metrics) {
+  LoadReport::Sources sources;
+  std::vector<const Counter*> busy;
+  sources.lanes = 0;
+  for (const Executor& executor : executors->all()) {
+    busy.push_back(metrics->device_busy_seconds.With({DeviceLabel(executor.device)}));
+    sources.lanes += std::max(1, executor.backend->lanes());
+  }
+  sources.busy_seconds = [busy] {
+    double all = 0;
+    for (const Counter* counter : busy) all += counter->value();
+    return all;
+  };
+  sources.backlog_seconds = [executors] {
+    double all = 0;
+    for (const Executor& executor : executors->all()) all += executor.scheduler->LoadSeconds();
+    return all / static_cast<double>(executors->all().size());
+  };
+  sources.cpu_seconds = [] {
+    timespec time{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  sources.cores = AvailableCores();
+  return std::make_shared<LoadReport>(std::move(sources), absl::Now());
 }
 
 std::function<void(const RoundInfo&)> RoundCounter(const Backend& backend, Metrics* metrics) {

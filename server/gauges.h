@@ -3,10 +3,12 @@
 #define SINKHORN_SERVER_GAUGES_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "kernels/backend.h"
 #include "server/executors.h"
+#include "server/load_report.h"
 #include "server/metrics.h"
 #include "server/scheduler.h"
 #include "server/service.h"
@@ -23,6 +25,9 @@ struct BuildInfo {
 // `server` and `executors` must outlive the collection of `metrics`.
 void AddServerGauges(const SinkhornServer* server, const Executors* executors, const BuildInfo& build,
                      Metrics* metrics);
+
+// What balancers are told: see load_report.h. Both must outlive it.
+std::shared_ptr<LoadReport> MakeLoadReport(const Executors* executors, Metrics* metrics);
 
 // To be called after each round of the backend's scheduler. `metrics` must outlive it.
 std::function<void(const RoundInfo&)> RoundCounter(const Backend& backend, Metrics* metrics);

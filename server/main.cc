@@ -255,6 +255,7 @@ absl::Status Process::Start() {
     if (!tenants.ok()) return tenants.status();
     options.tenants = *std::move(tenants);
   }
+  if (config_.report_load) options.load_report = MakeLoadReport(executors_.get(), &metrics_);
   options.on_device_lost = [] { kill(getpid(), kDeviceLostSignal); };
   service_ = std::make_unique<SinkhornServer>(executors_.get(), &metrics_, options);
   AddServerGauges(service_.get(), executors_.get(), {options.version, options.commit, SINKHORN_HAVE_CUDA != 0},

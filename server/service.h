@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "grpcpp/server_builder.h"
 #include "server/executors.h"
+#include "server/load_report.h"
 #include "server/metrics.h"
 #include "server/rpc_loop.h"
 #include "server/scheduler.h"
@@ -45,6 +46,8 @@ struct ServiceOptions {
   std::function<void()> on_device_lost;
   // Callers need one of these tokens. Null: nobody needs any.
   std::shared_ptr<Tokens> tokens;
+  // What balancers are told in trailers of Solve and SolveStream. Null: nothing.
+  std::shared_ptr<LoadReport> load_report;
   // Whose calls share by which weights.
   std::shared_ptr<Tenants> tenants = std::make_shared<Tenants>();
 };

@@ -55,6 +55,8 @@ class SolveCall {
 
   ServiceContext* const context_;
   const std::string& request_id() const { return request_id_; }
+  // Its share of its launches' time, once it is solved.
+  double device_seconds() const { return absl::ToDoubleSeconds(result_.timing.lane_time); }
 
  private:
   void Process();  // Decode, validate, submit.

@@ -127,6 +127,16 @@ void ServiceContext::DeviceLost() {
   if (options.on_device_lost) options.on_device_lost();
 }
 
+void ServiceContext::ReportLoad(grpc::StatusCode code, double device_seconds, grpc::ServerContextBase* rpc) {
+  if (options.load_report == nullptr) return;
+  const bool ours = code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::RESOURCE_EXHAUSTED ||
+                    code == grpc::StatusCode::INTERNAL;
+  const auto outcome = code == grpc::StatusCode::OK ? LoadReport::Outcome::kAnswered
+                       : ours                       ? LoadReport::Outcome::kFailed
+                                                    : LoadReport::Outcome::kRefused;
+  rpc->AddTrailingMetadata(LoadReport::kTrailer, options.load_report->Of(outcome, device_seconds, absl::Now()));
+}
+
 void ServiceContext::CallFinished(grpc::StatusCode code, absl::Duration duration) {
   Histogram* seconds =
       code == grpc::StatusCode::OK ? solve_ok_seconds : metrics->call_seconds.With({kSolveMethod, GrpcCodeName(code)});

@@ -68,6 +68,8 @@ class ServiceContext {
   bool Allow(const grpc::ServerContextBase& rpc);
   // Whose call it is. REQUIRES: it is allowed.
   Tenant TenantOf(const grpc::ServerContextBase& rpc);
+  // Tells the caller's balancer about the load: in the trailer of a call that ends so, after so much work.
+  void ReportLoad(grpc::StatusCode code, double device_seconds, grpc::ServerContextBase* rpc);
   // Counts a finished Solve call.
   void CallFinished(grpc::StatusCode code, absl::Duration duration);
   // Logs a bug of ours and makes the error that refers to it.

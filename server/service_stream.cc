@@ -19,6 +19,7 @@ class StreamCall::Item final : public SolveCall {
   }
 
   int64_t bytes() const { return bytes_; }
+  using SolveCall::device_seconds;
 
  protected:
   void Deliver(const Error* error, grpc::ByteBuffer* reply) override {
@@ -132,6 +133,7 @@ void StreamCall::Answer(Item* item, grpc::ByteBuffer* reply) {
   {
     absl::MutexLock lock(&mutex_);
     items_.erase(item);
+    device_seconds_ += item->device_seconds();
     if (broken_) {
       Forget(item->bytes());
     } else {
@@ -198,11 +200,13 @@ void StreamCall::Break() {
 void StreamCall::EndIfDone() {
   const bool stopping = context_->state.load() == ServiceState::kStopping;
   grpc::Status status;
+  double device_seconds = 0;
   {
     absl::MutexLock lock(&mutex_);
     if (finished_ || writing_ || outstanding_ > 0) return;
     if (allowed_ && !half_closed_ && !broken_ && !stopping) return;
     finished_ = true;
+    device_seconds = device_seconds_;
     if (!allowed_) {
       status = ToGrpcStatus(Unauthenticated());
     } else if (broken_) {
@@ -213,6 +217,7 @@ void StreamCall::EndIfDone() {
   }
   context_->metrics->call_seconds.With({kSolveStreamMethod, GrpcCodeName(status.error_code())})
       ->Observe(absl::ToDoubleSeconds(absl::Now() - started_));
+  context_->ReportLoad(status.error_code(), device_seconds, &rpc_);
   stream_.Finish(status, &finish_done_);
 }
 

@@ -102,6 +102,7 @@ class StreamCall final {
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t outstanding_ ABSL_GUARDED_BY(mutex_) = 0;  // Requests read and not answered.
   int64_t outstanding_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  double device_seconds_ ABSL_GUARDED_BY(mutex_) = 0;  // Of answered ones.
   std::set<Item*> items_ ABSL_GUARDED_BY(mutex_);      // Requests without a reply.
   std::deque<Reply> replies_ ABSL_GUARDED_BY(mutex_);  // Replies not written.
 };

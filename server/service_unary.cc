@@ -51,11 +51,13 @@ void UnaryCall::Deliver(const Error* error, grpc::ByteBuffer* reply) {
   const absl::Duration duration = absl::Now() - started_;
   if (error == nullptr) {
     context_->CallFinished(grpc::StatusCode::OK, duration);
+    context_->ReportLoad(grpc::StatusCode::OK, device_seconds(), &rpc_);
     return responder_.Finish(*reply, grpc::Status::OK, &finished_);
   }
   const grpc::Status status = ToGrpcStatus(*error);
   if (auto pushback = RetryPushback(*error)) rpc_.AddTrailingMetadata("grpc-retry-pushback-ms", *pushback);
   context_->CallFinished(status.error_code(), duration);
+  context_->ReportLoad(status.error_code(), device_seconds(), &rpc_);
   responder_.FinishWithError(status, &finished_);
 }
 

@@ -26,6 +26,7 @@ PROTOS = [
     "google/rpc/status.proto",
     "google/rpc/error_details.proto",
     "grpc/health/v1/health.proto",
+    "xds/data/orca/v3/orca_load_report.proto",
 ]
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.enable_retries", 0)]
 
@@ -175,6 +176,7 @@ class Api:
         self.pool = pool
         self.pb, self.rpc = Namespace(pool, "sinkhorn.v1"), Namespace(pool, "google.rpc")
         self.health_pb = Namespace(pool, "grpc.health.v1")
+        self.orca_pb = Namespace(pool, "xds.data.orca.v3")
 
     @contextlib.contextmanager
     def channel(self, server):
