@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <list>
 #include <mutex>
@@ -78,9 +79,12 @@ void FreeSmall(void* block, size_t) { std::free(block); }
 
 // ---- Large blocks --------------------------------------------------------------------------------------------------
 
+using KeptClock = std::chrono::steady_clock;
+
 struct Block {
   void* memory;
   size_t bytes;
+  KeptClock::time_point returned;
 };
 
 struct Pool {
@@ -93,6 +97,16 @@ struct Pool {
 Pool& GetPool() {
   static Pool& pool = *new Pool;  // Outlives the threads that return blocks at exit.
   return pool;
+}
+
+// The oldest leave: what is too much, and what nobody wanted for long.
+void Trim(Pool* pool) {
+  const auto stale = KeptClock::now() - std::chrono::seconds(kKeptSeconds);
+  while (!pool->kept.empty() && (pool->kept_bytes > kKeptBytes || pool->kept.front().returned < stale)) {
+    munmap(pool->kept.front().memory, pool->kept.front().bytes);
+    pool->kept_bytes -= pool->kept.front().bytes;
+    pool->kept.pop_front();
+  }
 }
 
 size_t RoundToPages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
@@ -127,7 +141,7 @@ void* AllocateBlock(size_t bytes) {
     pool.kept_bytes -= block.bytes;
     pool.kept.erase(best);
   } else {
-    block = {Map(wanted), wanted};
+    block = {Map(wanted), wanted, {}};
     if (block.memory == nullptr) return nullptr;
   }
   pool.sizes[block.memory] = block.bytes;
@@ -140,14 +154,17 @@ void FreeBlock(void* memory, size_t bytes) {
   Pool& pool = GetPool();
   std::lock_guard<std::mutex> lock(pool.mutex);
   const auto used = pool.sizes.find(memory);
-  pool.kept.push_back({memory, used->second});
+  pool.kept.push_back({memory, used->second, KeptClock::now()});
   pool.kept_bytes += used->second;
   pool.sizes.erase(used);
-  while (pool.kept_bytes > kKeptBytes) {
-    munmap(pool.kept.front().memory, pool.kept.front().bytes);
-    pool.kept_bytes -= pool.kept.front().bytes;
-    pool.kept.pop_front();
-  }
+  Trim(&pool);
+}
+
+size_t KeptBytes() {
+  Pool& pool = GetPool();
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  Trim(&pool);
+  return pool.kept_bytes;
 }
 
 }  // namespace sinkhorn::cpu
