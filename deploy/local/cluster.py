@@ -18,6 +18,25 @@ import urllib.request
 HERE = pathlib.Path(__file__).parent
 
 
+_POLICY = "type.googleapis.com/envoy.extensions.load_balancing_policies."
+# How Envoy chooses a replica.
+BALANCING = {
+    "least_request": {
+        "name": "envoy.load_balancing_policies.least_request",
+        "typed_config": {"@type": _POLICY + "least_request.v3.LeastRequest"},
+    },
+    # By answers per second of work, as the trailers of replicas with --report_load say.
+    "reported_load": {
+        "name": "envoy.load_balancing_policies.client_side_weighted_round_robin",
+        "typed_config": {
+            "@type": _POLICY + "client_side_weighted_round_robin.v3.ClientSideWeightedRoundRobin",
+            "blackout_period": "2s",
+            "weight_update_period": "0.5s",
+        },
+    },
+}
+
+
 def free_ports(count):
     """Ports that nobody listens on now; all different."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
@@ -81,9 +100,10 @@ class Replica:
 class Cluster:
     """`with Cluster(folder, server, envoy) as cluster:` has all replicas ready and Envoy's opinion that they are.
 
-    hosts: for each replica (address, what to put before a command so that it runs there); none: all on loopback."""
+    hosts: for each replica (address, what to put before a command so that it runs there); none: all on loopback.
+    balancing: one of BALANCING."""
 
-    def __init__(self, folder, server, envoy, replicas=3, flags=(), hosts=None):
+    def __init__(self, folder, server, envoy, replicas=3, flags=(), hosts=None, balancing="least_request"):
         self.folder, self.envoy_binary = pathlib.Path(folder), envoy
         self.folder.mkdir(parents=True, exist_ok=True)
         self.certificates = self.folder / "certificates"
@@ -98,6 +118,7 @@ class Cluster:
             listen = [f"--listen={address}:{port}", f"--metrics_listen={address}:{metrics_port}"]
             command, log_path = [*there, server, *listen, *secret, *flags], self.folder / f"replica{index}.log"
             self.replicas.append(Replica(command, address, port, metrics_port, log_path))
+        self.balancing = BALANCING[balancing]
         self.envoy = self.haproxy = None
 
     # ---- Clients ----
@@ -166,6 +187,7 @@ class Cluster:
             admin_port=self.admin_port,
             certificates=self.certificates,
             endpoints=json.dumps(endpoints),
+            balancing=json.dumps(self.balancing),
         )
         path = self.folder / "envoy.yaml"
         path.write_text(config)
