@@ -1,0 +1,323 @@
+"""A server under a long mixed load and everything that goes wrong in one: is all answered, and does nothing grow?
+
+    bazel build //server:sinkhorn_server //client/loadgen:sinkhorn_loadgen
+    .venv/bin/python tests/load/soak.py --minutes=30       # writes tests/bench/results/soak.md
+
+First the answers to all problems are checked in float64 (problems.py), then the capacity for their mix is measured,
+then callers offer 70 % of it: single calls and streams, of which some are cancelled, some have deadlines that nobody
+can keep, some are wrong; and every few seconds a client process with calls in flight is killed. Each call must end as
+its kind says (calls.py), once, under its own id, with the bits that were checked.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import datetime
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "tests/python"), str(ROOT / "client/python"), str(ROOT)]
+
+import grpc
+import numpy as np
+
+from tests.load import problems
+from tests.load.calls import KINDS, TIMEOUT, Caller
+
+LOAD = 0.7  # Of the capacity.
+CALLERS = 16
+SECONDS_BETWEEN_KILLS = 4
+# Resident memory may differ by this much between the medians of the last two thirds: what pools and the allocator keep.
+MAY_GROW_MB, MAY_GROW_PART = 4, 0.02
+
+
+def program(variable, path):
+    return pathlib.Path(os.environ.get(variable, ROOT / "bazel-bin" / path))
+
+
+# ---- The server -----------------------------------------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self, folder, *flags):
+        ports, self.log_path = folder / "ports", folder / "log"
+        command = [program("SINKHORN_SERVER", "server/sinkhorn_server"), "--backend=cpu", f"--port_file={ports}"]
+        command += ["--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", *flags]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+        while not ports.exists():
+            assert self.process.poll() is None, self.log_path.read_text()
+            time.sleep(0.02)
+        port, self.metrics_port = map(int, ports.read_text().split())
+        self.address = f"127.0.0.1:{port}"
+
+    def metrics(self):
+        """{'name{labels}': value}."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        lines = urllib.request.urlopen(url, timeout=30).read().decode().splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    def total(self, name, *words):
+        return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name and all(word in k for word in words))
+
+    def sizes(self):
+        """(resident MB, open files, threads)."""
+        folder = pathlib.Path(f"/proc/{self.process.pid}")
+        pages = int((folder / "statm").read_text().split()[1])
+        return (
+            pages * os.sysconf("SC_PAGESIZE") / 2**20,
+            len(os.listdir(folder / "fd")),
+            len(os.listdir(folder / "task")),
+        )
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Sampler(threading.Thread):
+    """The server's sizes four times a second, as [(seconds since the start, resident MB, open files, threads)]."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.server, self.samples, self.over, self.begin = server, [], threading.Event(), time.monotonic()
+
+    def run(self):
+        while not self.over.wait(0.25):
+            self.samples.append((time.monotonic() - self.begin, *self.server.sizes()))
+
+
+# ---- The load -------------------------------------------------------------------------------------------------------
+
+
+class Load:
+    """The callers, and what they saw."""
+
+    def __init__(self, server, seed=7):
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        apart = [("grpc.use_local_subchannel_pool", 1)]
+        self.channels = [grpc.insecure_channel(server.address, [*unlimited, *apart]) for _ in range(4)]
+        self.cases = problems.cases()
+        self.weights = [case.weight for case in self.cases]
+        generator = np.random.default_rng(seed)
+        self.endless, self.bad = problems.endless(generator).SerializeToString(), problems.bad_requests(generator)
+        self.callers = [Caller(number, self, seed + number) for number in range(CALLERS)]
+        self.lock = threading.Lock()
+        self.clear()
+
+    def clear(self):
+        self.counts, self.wrong, self.seconds = collections.Counter(), [], []
+
+    def learn(self):
+        for case in self.cases:
+            case.learn(self.callers[0].solve(case.body, timeout=TIMEOUT))
+
+    def ended(self, kind, problem, seconds):
+        with self.lock:
+            self.counts[kind] += 1
+            self.seconds.append(seconds)
+            if problem is not None:
+                self.wrong.append(f"{kind}: {problem}")
+
+    def run(self, seconds, rate=None):
+        """Calls for so long; `rate` a second of all callers together, or as fast as they are answered. Returns calls/s.
+
+        A caller that is late does not catch up, or a slow second would be followed by an overload."""
+        begin, over = time.monotonic(), time.monotonic() + seconds
+
+        def work(caller):
+            due = begin
+            while (now := time.monotonic()) < over:
+                if rate is not None:
+                    due = max(due, now - 1) + caller.random.expovariate(rate / CALLERS)
+                    time.sleep(max(0, min(due, over) - now))
+                caller.call(caller.random.choices(list(KINDS), KINDS.values())[0])
+
+        threads = [threading.Thread(target=work, args=(caller,)) for caller in self.callers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(self.counts.values()) / (time.monotonic() - begin)
+
+
+class Victims(threading.Thread):
+    """Clients that die by SIGKILL with calls in flight."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.over, self.killed = threading.Event(), 0
+        mix = "point_cloud:2000x2000x3:5000:value,normalization:4096x32x32:1000"
+        self.command = [program("SINKHORN_LOADGEN", "client/loadgen/sinkhorn_loadgen"), f"--server={server.address}"]
+        self.command += [f"--mix={mix}", "--clients=3", "--payloads=1", "--warmup=0s", "--duration=60s"]
+
+    def run(self):
+        while not self.over.wait(SECONDS_BETWEEN_KILLS):
+            victim = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(1)
+            self.killed += victim.poll() is None
+            victim.kill()
+            victim.wait()
+
+
+# ---- The run, and what it says --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Result:
+    capacity: float
+    rate: float
+    seconds: float
+    counts: dict
+    wrong: list
+    latencies: list
+    killed: int
+    samples: list
+    files_before: int
+    files_after: int
+    unfinished: dict  # What the server's own counters say is left.
+
+    def thirds(self, column):
+        """Medians of the middle third of the run and of the last."""
+        values = [(sample[0], sample[column]) for sample in self.samples]
+        middle = [value for at, value in values if self.seconds / 3 <= at < 2 * self.seconds / 3]
+        last = [value for at, value in values if at >= 2 * self.seconds / 3]
+        return statistics.median(middle), statistics.median(last)
+
+    def faults(self):
+        """What is not as it must be: nothing."""
+        faults = list(self.wrong[:20])
+        middle, last = self.thirds(1)
+        if last > middle + MAY_GROW_MB + MAY_GROW_PART * middle:
+            faults.append(f"resident memory grows: {middle:.1f} MB, then {last:.1f} MB")
+        for name, column in (("open files", 2), ("threads", 3)):
+            middle, last = self.thirds(column)
+            if last > middle + 2:
+                faults.append(f"{name} grow: {middle:.0f}, then {last:.0f}")
+        if self.files_after > self.files_before:
+            faults.append(f"open files afterwards: {self.files_after}, before: {self.files_before}")
+        faults += [f"left behind: {name} = {value}" for name, value in self.unfinished.items() if value != 0]
+        if not self.killed:
+            faults.append("no client was killed")
+        return faults
+
+
+def left_behind(server):
+    """What must be 0 when nobody calls any more."""
+    metrics = server.metrics()
+    left = {name: metrics[name] for name in ("sinkhorn_requests_in_flight", "sinkhorn_requests_held_bytes")}
+    left |= {name: metrics[name] for name in ("sinkhorn_queue_requests", "sinkhorn_queue_bytes")}
+    for method in ("Solve", "SolveStream"):
+        word = f'grpc_method="sinkhorn.v1.SinkhornService/{method}"'
+        begun = server.total("grpc_server_call_started_total", word)
+        left[f"{method} calls without an end"] = begun - server.total("grpc_server_call_duration_seconds_count", word)
+    return left
+
+
+def await_settled(server, files, seconds=20):
+    """Until connections are closed and nothing is left, or so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if server.sizes()[1] <= files and not any(left_behind(server).values()):
+            return
+        time.sleep(0.2)
+
+
+def soak(seconds, flags=()):
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        server = Server(pathlib.Path(name), *flags)
+        stack.callback(server.stop)
+        server.metrics()
+        files_before = server.sizes()[1]
+        load = Load(server)
+        load.learn()
+        load.run(min(5, seconds / 10))  # The cost model learns.
+        load.clear()
+        capacity = load.run(min(20, seconds / 6))
+        load.clear()
+        sampler, victims = Sampler(server), Victims(server)
+        sampler.start()
+        victims.start()
+        rate = load.run(seconds, LOAD * capacity)
+        victims.over.set()
+        victims.join()
+        sampler.over.set()
+        sampler.join()
+        for channel in load.channels:
+            channel.close()
+        await_settled(server, files_before)
+        files_after = server.sizes()[1]
+        assert server.process.poll() is None and "incident" not in server.log_path.read_text()
+        return Result(
+            *(capacity, rate, seconds, dict(load.counts), load.wrong, sorted(load.seconds), victims.killed),
+            *(sampler.samples, files_before, files_after, left_behind(server)),
+        )
+
+
+def report(result):
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    calls, n = sum(result.counts.values()), len(result.latencies)
+    (mb0, mb1), (files0, files1), (threads0, threads1) = (result.thirds(column) for column in (1, 2, 3))
+    peak = max(sample[1] for sample in result.samples)
+    kinds = ", ".join(f"{kind} {result.counts.get(kind, 0)}" for kind in KINDS)
+    seen = (MAY_GROW_MB + MAY_GROW_PART * mb0) * 2**20 / (calls / 3)
+    faults = result.faults()
+    left = "nothing" if not any(result.unfinished.values()) else str(result.unfinished)
+    p50, p99 = (1e3 * result.latencies[int(part * n)] for part in (0.5, 0.99))
+    memory = f"{mb0:.1f} and {mb1:.1f} MB (peak {peak:.0f})"
+    files = f"{files0:.0f} and {files1:.0f}; before {result.files_before}, after {result.files_after}"
+    rows = {
+        "calls": f"{calls}: {kinds}",
+        "calls/s, and as fast as they were answered before": f"{result.rate:.1f} and {result.capacity:.1f}",
+        "clients killed with calls in flight": result.killed,
+        "wrong, lost, doubled or unexpected": len(result.wrong),
+        "latency of all kinds, p50 and p99": f"{p50:.0f} and {p99:.0f} ms",
+        "resident memory, median of the middle third and of the last": memory,
+        "open files, likewise": files,
+        "threads, likewise": f"{threads0:.0f} and {threads1:.0f}",
+        "left behind in the server": left,
+        "faults": "none" if not faults else "; ".join(faults),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return f"""# Soak: {result.seconds / 60:g} minutes at {100 * LOAD:.0f} % of the capacity
+
+{model}, {os.cpu_count()} cores shared by server, callers and whatever else ran; {when};
+`tests/load/soak.py --minutes={result.seconds / 60:g}`. {len(problems.cases())} problems of sizes 4 to 4,096, all outputs.
+
+| | |
+| --- | --- |
+{table}
+
+Every answer has the bits that were checked in float64 before the start, and its own id. Memory is flat if the median of
+the last third is at most {MAY_GROW_MB} MB and {100 * MAY_GROW_PART:.0f} % above that of the middle third: medians,
+because peaks are large requests that meet; thirds, because pools fill first. A leak of more than {seen:.0f} bytes a
+call would have been seen.
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "tests/bench/results/soak.md")
+    arguments = parser.parse_args()
+    result = soak(60 * arguments.minutes)
+    text = report(result)
+    arguments.out.write_text(text)
+    print(text)
+    sys.exit(1 if result.faults() else 0)
+
+
+if __name__ == "__main__":
+    main()
