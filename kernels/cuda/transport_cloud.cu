@@ -1,9 +1,7 @@
 // Half steps between clouds in float32: products of split halves on tensor cores, log-sum-exps on the fly.
 //
-// A block has kCloudRows rows and streams over tiles of kCloudTile columns; each of its four warpgroups has 64 rows.
-// Copies run ahead by stages. Shallow (up to kDepth coordinates): the rows' halves stay in shared memory, and the
-// warpgroups take turns at the matrix units, so that the others' exponentials are done meanwhile. Deep: rows and
-// columns are copied for every kDepth coordinates.
+// A block has kCloudRows rows and streams over tiles of kCloudTile columns (transport_cloud_stream.cuh); each of its
+// four warpgroups has 64 rows.
 //
 // Sums need no maximum: a row's potential before tells about how large its sum will be, and what it tells is taken off
 // the exponents; all rows of a block share one such number where theirs are near. Where nothing is known yet, or sums
@@ -102,12 +100,12 @@ struct Running {
 };
 
 // A thread's two rows over all tiles of the block.
-template <Level kLevel, int kPlanes, bool kDeep>
+template <Level kLevel, Parts kParts, typename Columns>
 __device__ void SumTiles(const CloudContext& c, const float (&expected)[2], float (&terms)[kGroups][2][kCloudTile],
-                         Stream<kPlanes, kDeep>* stream, Running* running) {
+                         Columns* stream, Running* running) {
   const int group = threadIdx.x / 128, column = threadIdx.x % 128;
   const float factor = c.factor;
-  const int depths = kDeep ? c.depths : 1;
+  const int depths = kParts == Parts::kOne ? 1 : c.depths;
   stream->Begin();
   running->Begin<kLevel>(expected);
   const float off = kLevel == Level::kShared ? expected[0] : 0;
@@ -123,19 +121,21 @@ __device__ void SumTiles(const CloudContext& c, const float (&expected)[2], floa
   }
 }
 
-template <int kPlanes, bool kDeep>
+template <int kPlanes, Parts kParts>
 __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable table, int side, Pass pass) {
   __shared__ CloudContext c;
   __shared__ float terms[kGroups][2][kCloudTile];
   __shared__ double sums[kCloudRows];
-  __shared__ alignas(8) uint64_t full[kStages<kDeep>], empty[kStages<kDeep>];
+  constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
+  using Columns = Stream<kPlanes, kParts, kGroups>;
+  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
   // 1. Whose rows.
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
   const RowBlock block = FindRowBlock(job, work.block, side, job.engines, Geometry::kCloud);
   const Member member{job, block.member};
-  if (threadIdx.x == 0) Stream<kPlanes, kDeep>::Init(full, empty);
+  if (threadIdx.x == 0) Columns::Init(full, empty);
   AwaitKernelBefore();
   const EngineState* state = member.state(block.engine);
   if (state->mode != kFloat || (pass == Pass::kIterate && state->stopped)) return;
@@ -144,10 +144,11 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   __syncthreads();                                                // The context is there.
 
   // 2. Tiles of columns.
-  Stream<kPlanes, kDeep> stream(c, full, empty);
+  Columns stream(c, full, empty);
   Running running;
-  // Deep products take longer than their exponentials either way, and leave rows further from what they were.
-  const bool known = !kDeep && state->iterations > 0 && !state->starting;
+  // Products of more coordinates take longer than their exponentials either way, and leave rows further from what they
+  // were.
+  const bool known = kParts == Parts::kOne && state->iterations > 0 && !state->starting;
   bool safe = known;
   if (known) {
     float expected[2];
@@ -158,15 +159,15 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
       near = near && (fabsf(expected[row] - first) < kSharedRange || !c.IsRow(row0 + 8 * row));
     }
     if (__syncthreads_and(near) != 0) {
-      SumTiles<Level::kShared>(c, shared, terms, &stream, &running);
+      SumTiles<Level::kShared, kParts>(c, shared, terms, &stream, &running);
     } else {
-      SumTiles<Level::kExpected>(c, expected, terms, &stream, &running);
+      SumTiles<Level::kExpected, kParts>(c, expected, terms, &stream, &running);
     }
     for (int row = 0; row < 2; ++row) safe = (running.IsSafe(row) || !c.IsRow(row0 + 8 * row)) && safe;
   }
   if (__syncthreads_and(safe) == 0) {
     const float none[2] = {0, 0};
-    SumTiles<Level::kLargest>(c, none, terms, &stream, &running);
+    SumTiles<Level::kLargest, kParts>(c, none, terms, &stream, &running);
   }
 
   // 3. What becomes of the rows.
@@ -185,22 +186,28 @@ bool HasHopperKernels() {
   static FactOfDevice fact;
   return fact.Get([] {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, CloudStepKernel<1, false>) == cudaSuccess && attributes.ptxVersion >= 90;
+    return cudaFuncGetAttributes(&attributes, CloudStepKernel<1, Parts::kOne>) == cudaSuccess &&
+           attributes.ptxVersion >= 90;
   });
 }
 
 void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, Pass pass,
                      cudaStream_t stream) {
-  const size_t tile = static_cast<size_t>(planes) * kCloudTile * CloudRowBytes(dim);
-  const auto launch = [&](void (*kernel)(LaunchTable, int, Pass), size_t tiles) {
-    if (!hopper)
-      return LaunchKernel(kernel, blocks, kCloudThreads, 3 * tile + kPlaneAlignment, stream, table, side, pass);
-    LaunchOverlapping(kernel, blocks, kCloudThreads, tiles * tile + kPlaneAlignment, stream, table, side, pass);
+  const Parts parts = PartsOf(planes, dim);
+  const auto launch = [&](void (*kernel)(LaunchTable, int, Pass)) {
+    const int tiles = hopper ? StreamTiles(planes, parts, CloudDepths(dim), kGroups) : 3;
+    const size_t smem_bytes = static_cast<size_t>(tiles) * planes * kCloudTile * CloudRowBytes(dim) + kPlaneAlignment;
+    if (!hopper) return LaunchKernel(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side, pass);
+    LaunchOverlapping(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side, pass);
   };
-  if (CloudDepths(dim) > 1) {
-    return launch(planes == 2 ? CloudStepKernel<2, true> : CloudStepKernel<1, true>, kStreamTiles<true, 2>);
+  switch (parts) {
+    case Parts::kOne:
+      return launch(planes == 2 ? CloudStepKernel<2, Parts::kOne> : CloudStepKernel<1, Parts::kOne>);
+    case Parts::kFew:
+      return launch(planes == 2 ? CloudStepKernel<2, Parts::kFew> : CloudStepKernel<1, Parts::kFew>);
+    case Parts::kMany:
+      return launch(planes == 2 ? CloudStepKernel<2, Parts::kMany> : CloudStepKernel<1, Parts::kMany>);
   }
-  launch(planes == 2 ? CloudStepKernel<2, false> : CloudStepKernel<1, false>, kStreamTiles<false, 2>);
 }
 
 }  // namespace cuda

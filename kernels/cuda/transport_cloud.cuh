@@ -64,8 +64,11 @@ struct CloudContext {
     return (shifts[0] != nullptr ? shifts[0][i] : 0) + (shifts[1] != nullptr ? shifts[1][i] : 0);
   }
   // All planes of a tile's coordinates, which lie together.
-  __device__ const char* Tile(const char* cloud, int tile, int depth, int planes) const {
-    return cloud + (int64_t{tile} * depths + depth) * planes * plane_bytes;
+  __device__ const char* RowTile(int tile, int depth, int planes) const {
+    return x + (int64_t{tile} * depths + depth) * planes * plane_bytes;
+  }
+  __device__ const char* ColumnTile(int tile, int depth, int planes) const {
+    return y + (int64_t{tile} * depths + depth) * planes * plane_bytes;
   }
 };
 

@@ -1,8 +1,9 @@
 // A block's way through the columns of a cloud: copies that run ahead, and the products of its rows with a tile.
 //
-// Shallow (up to kDepth coordinates): the rows' halves stay in shared memory. Deep: rows and columns are copied for
-// every kDepth coordinates. Before Hopper: the same tiles, one at a time, by mma.sync, whose results lie in registers
-// alike.
+// The rows' halves stay in shared memory where they fit (Parts), and a ring of stages brings the columns'; else stages
+// have rows too. With one part of the coordinates warpgroups take turns at the matrix units, so that the others'
+// exponentials are done meanwhile; with more, which keep them busy for longer, order costs more than it gains. Before
+// Hopper: the same tiles, one at a time, by mma.sync, whose results lie in registers alike.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STREAM_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STREAM_CUH_
 
@@ -14,25 +15,30 @@ namespace cuda {
 
 constexpr int kPlaneAlignment = 1024;  // The longest swizzle's period.
 
-// Stages of copies. Deep ones have rows too.
-template <bool kDeep>
-constexpr int kStages = kDeep ? 2 : 4;
+// Of copies, for blocks of `groups` warpgroups.
+constexpr int StagesOf(int planes, Parts parts, int groups) {
+  if (planes == 1 || parts == Parts::kOne) return 4;
+  return groups == 4 ? 2 : parts == Parts::kFew ? 4 : 3;
+}
+// Tiles of shared memory that a stream takes, beside what aligns it.
+constexpr int StreamTiles(int planes, Parts parts, int depths, int groups) {
+  const int stages = StagesOf(planes, parts, groups), row_tiles = groups / 2;
+  return parts == Parts::kMany ? stages * (row_tiles + 1) : row_tiles * depths + stages;
+}
 
 // Where things lie in dynamic shared memory, as its addresses.
-template <int kPlanes, bool kDeep, int kRowTiles>
+template <Parts kParts, int kRowTiles>
 struct Places {
   uint32_t base;
-  int plane_bytes;
-  __device__ uint32_t Rows(int stage) const {
-    return base + (kDeep ? stage * (kRowTiles + 1) * kPlanes * plane_bytes : 0);
+  int tile_bytes, depths;
+  __device__ uint32_t Rows(int stage, int part) const {
+    return base + (kParts == Parts::kMany ? stage * (kRowTiles + 1) : part * kRowTiles) * tile_bytes;
   }
   __device__ uint32_t Columns(int stage) const {
-    return base + (kDeep ? stage * (kRowTiles + 1) + kRowTiles : kRowTiles + stage) * kPlanes * plane_bytes;
+    return base +
+           (kParts == Parts::kMany ? stage * (kRowTiles + 1) + kRowTiles : depths * kRowTiles + stage) * tile_bytes;
   }
 };
-// Tiles of shared memory that a stream takes, beside what aligns it.
-template <bool kDeep, int kRowTiles>
-constexpr int kStreamTiles = kDeep ? kStages<true>*(kRowTiles + 1) : kRowTiles + kStages<false>;
 
 // Products in the order of their sizes: high low, low high, high high.
 __device__ constexpr int RowPlane(int product) { return product == 1 ? 1 : 0; }
@@ -45,24 +51,22 @@ constexpr int kFirstProduct = kPlanes == 2 ? 0 : 2;
 constexpr int kTurn = 1;   // Names of barriers: whose turn it is at the matrix units,
 constexpr int kTerms = 5;  // and a warpgroup's terms.
 
-// The copies and products of a block of kGroups warpgroups. kAgain: the columns of one part of the coordinates are
-// wanted once more after a tile's products, until Release.
-template <int kPlanes, bool kDeep, int kGroups = 4, bool kAgain = false>
+// The copies and products of a block of kGroups warpgroups. kAgain: the columns of so many
+// parts of the coordinates are wanted once more after a tile's products.
+template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0>
 class Stream {
  public:
-  static constexpr int kStage = kStages<kDeep>, kRowTiles = kGroups / 2;
-  static constexpr bool kTurns = !kDeep && !kAgain;  // At the matrix units.
+  static constexpr int kStage = StagesOf(kPlanes, kParts, kGroups), kRowTiles = kGroups / 2;
+  static constexpr bool kTurns = kParts == Parts::kOne && kAgain == 0;  // At the matrix units.
+  static constexpr bool kStays = kParts == Parts::kOne && kAgain > 0;   // A tile's only part is still there.
 
   __device__ Stream(const CloudContext& c, uint64_t* full, uint64_t* empty)
-      : c_(c), full_(full), empty_(empty), places_{Aligned(), c.plane_bytes} {
-    steps_ = (c.last_tile - c.first_tile) * StepsOfTile();
+      : c_(c), full_(full), empty_(empty), places_{Aligned(), kPlanes * c.plane_bytes, Depths()} {
     const int group = Group();
-    const uint32_t half = group / 2 * kPlanes * c_.plane_bytes + group % 2 * 64 * c_.row_bytes;
-    rows_ = MatrixAt(places_.Rows(0) + half, c_.row_bytes);
-    columns_ = MatrixAt(places_.Columns(0), c_.row_bytes);
+    rows_ =
+        MatrixAt(places_.Rows(0, 0) + group / 2 * kPlanes * c.plane_bytes + group % 2 * 64 * c.row_bytes, c.row_bytes);
+    columns_ = MatrixAt(places_.Columns(0), c.row_bytes);
   }
-  // Which part of the coordinates is wanted again.
-  __device__ void WantAgain(int depth) { again_ = depth; }
   // By one thread, before all others may go on.
   __device__ static void Init(uint64_t* full, uint64_t* empty) {
     for (int stage = 0; stage < kStage; ++stage) {
@@ -71,65 +75,59 @@ class Stream {
     }
     FenceBarriers();
   }
-  // The tiles once more, from the first on.
-  __device__ void Begin() {
+  // The tiles once more, from the first on. Parts from `again` on are wanted again (the last, where there are no more).
+  __device__ void Begin(int again = 0) {
+    again_ = again;
+    parts_ = Depths() + (kStays ? 0 : kAgain);
+    steps_ = (c_.last_tile - c_.first_tile) * parts_;
     limit_ += steps_;
-    if (threadIdx.x == 0) {
-      for (int step = limit_ - steps_; step < min(limit_ - steps_ + kStage, limit_); ++step) Copy(step);
-    }
-    __syncwarp();
+    CopySteps(limit_ - steps_, min(limit_ - steps_ + kStage, limit_));
     if (kTurns && Group() == kGroups - 1) ArriveAt(kTurn, 256);
   }
 
   // acc = the products of this warpgroup's rows with a tile's columns over one step's coordinates (added if not the
   // first).
   __device__ void Multiply(float (&acc)[16][4]) {
-    const int step = step_++, stage = step % kStage, group = Group(), depth = kDeep ? step % StepsOfTile() : 0;
-    const int stage_bytes = (kDeep ? kRowTiles + 1 : 1) * kPlanes * c_.plane_bytes;
-    const uint64_t columns = columns_ + stage * stage_bytes / 16,
-                   rows = kDeep ? rows_ + stage * stage_bytes / 16 : rows_;
-    const int products = depth + 1 == Depths() ? c_.last_steps : kDepth / 16;
+    const int step = step_, stage = step % kStage, part = part_, group = Group();
+    const uint64_t columns = columns_ + (places_.Columns(stage) - places_.Columns(0)) / 16,
+                   rows = rows_ + (places_.Rows(stage, part) - places_.Rows(0, 0)) / 16;
+    const int products = part + 1 == Depths() ? c_.last_steps : kDepth / 16;
     WaitForPhase(&full_[stage], step / kStage & 1);
     if (kTurns) WaitAt(kTurn + group, 256);
-    if (kDeep && depth == 0) {
-#pragma unroll
-      for (int e = 0; e < 64; ++e) acc[e / 4][e % 4] = 0;
-    }
     switch (products) {
       case 1:
-        MultiplySteps<1>(rows, columns, acc);
+        MultiplySteps<1>(rows, columns, part > 0, acc);
         break;
       case 2:
-        MultiplySteps<2>(rows, columns, acc);
+        MultiplySteps<2>(rows, columns, part > 0, acc);
         break;
       case 3:
-        MultiplySteps<3>(rows, columns, acc);
+        MultiplySteps<3>(rows, columns, part > 0, acc);
         break;
       default:
-        MultiplySteps<4>(rows, columns, acc);
+        MultiplySteps<4>(rows, columns, part > 0, acc);
         break;
     }
-    Refill(step);
     if (kTurns) {
       // The next warpgroup comes in while the last products of this one are made.
+      if (step - 2 >= limit_ - steps_ && step - 2 + kStage < limit_) CopySteps(step - 2 + kStage, step - 1 + kStage);
       WaitForProducts<1>();
       if (group != kGroups - 1 || step + 1 < limit_) ArriveAt(kTurn + (group + 1) % kGroups, 256);
     }
     WaitForProducts<0>();
-    if (kDeep || !kAgain) Release();
+    if (!kStays) Release();
   }
-  // Where the columns wanted again are.
+  // Where the next columns wanted again are; until Release.
   __device__ uint32_t Again() {
-    if (kDeep) {
-      const int step = step_++;
-      WaitForPhase(&full_[step % kStage], step / kStage & 1);
-      Refill(step);
-    }
-    return places_.Columns((step_ - 1) % kStage);
+    if (!kStays) WaitForPhase(&full_[step_ % kStage], step_ / kStage & 1);
+    return places_.Columns(step_ % kStage);
   }
-  // The last step's columns have been read by this warpgroup.
+  // This step's columns have been read by this warpgroup.
   __device__ void Release() {
-    if (threadIdx.x % 128 == 0) Arrive(&empty_[(step_ - 1) % kStage]);
+    const int step = step_++;
+    if (++part_ == parts_) part_ = 0;
+    if (threadIdx.x % 128 == 0) Arrive(&empty_[step % kStage]);
+    if (!kTurns && step + kStage < limit_) CopySteps(step + kStage, step + kStage + 1);
   }
 
  private:
@@ -137,12 +135,11 @@ class Stream {
     return (SharedAddress(DynamicShared()) + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
   }
   __device__ static int Group() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
-  __device__ int Depths() const { return kDeep ? c_.depths : 1; }
-  __device__ int StepsOfTile() const { return Depths() + (kDeep && kAgain ? 1 : 0); }
+  __device__ int Depths() const { return kParts == Parts::kOne ? 1 : c_.depths; }
 
   // Two groups of products: the last step's apart.
   template <int kSteps>
-  __device__ void MultiplySteps(uint64_t rows, uint64_t columns, float (&acc)[16][4]) {
+  __device__ void MultiplySteps(uint64_t rows, uint64_t columns, bool add, float (&acc)[16][4]) {
     const int plane = c_.plane_bytes / 16;
     BeginProducts();
 #pragma unroll
@@ -152,49 +149,53 @@ class Stream {
       for (int product = kFirstProduct<kPlanes>; product < 3; ++product) {
         const bool first = k == 0 && product == kFirstProduct<kPlanes>;
         MultiplyGroup(rows + RowPlane(product) * plane + 2 * k, columns + ColumnPlane(product) * plane + 2 * k,
-                      kDeep || !first, acc);
+                      !first || (kParts != Parts::kOne && add), acc);
       }
     }
     CommitProducts();
   }
 
-  // By one thread: begins a step's copies.
-  __device__ void Copy(int step) {
-    const int stage = step % kStage, part = step % StepsOfTile(), tile = c_.first_tile + step % steps_ / StepsOfTile();
-    const int depth = part < Depths() ? part : again_;
-    const unsigned bytes = kPlanes * c_.plane_bytes;
-    const bool rows = part < Depths() && (kDeep || step == 0);
-    ArriveExpecting(&full_[stage], rows ? (kRowTiles + 1) * bytes : bytes);
-    CopyBulk(places_.Columns(stage), c_.Tile(c_.y, tile, depth, kPlanes), bytes, &full_[stage]);
-    for (int tile_of = 0; tile_of < kRowTiles && rows; ++tile_of) {
-      CopyBulk(places_.Rows(stage) + tile_of * bytes,
-               c_.Tile(c_.x, kRowTiles * c_.block.block + tile_of, depth, kPlanes), bytes, &full_[stage]);
-    }
-  }
-  // What was read some steps ago is free when all have read it.
-  __device__ void Refill(int step) {
-    constexpr int kLag = kDeep ? 1 : 2;
-    const int read = step - kLag;
-    if (threadIdx.x == 0 && read >= limit_ - steps_ && read + kStage < limit_) {
-      WaitForPhase(&empty_[read % kStage], read / kStage & 1);
-      Copy(read + kStage);
+  // Begins the copies of some steps, each when its stage is free. By a thread of the warpgroup that has its turn first:
+  // two steps later all others have had theirs; or of the last warpgroup, at once.
+  __device__ void CopySteps(int first, int last) {
+    if (threadIdx.x == (kTurns ? 0 : 128 * (kGroups - 1))) {
+      int part = first % parts_, tile = c_.first_tile + first % steps_ / parts_;
+      for (int step = first; step < last; ++step) {
+        if (step >= kStage) WaitForPhase(&empty_[step % kStage], (step / kStage - 1) & 1);
+        Copy(step, part, tile);
+        if (++part == parts_) part = 0, ++tile;
+      }
     }
     __syncwarp();
+  }
+  __device__ void Copy(int step, int part, int tile) {
+    const int stage = step % kStage;
+    const int depth = part < Depths() ? part : min(again_ + part - Depths(), Depths() - 1);
+    const unsigned bytes = places_.tile_bytes;
+    const bool rows = part < Depths() && (kParts == Parts::kMany || step < Depths());
+    ArriveExpecting(&full_[stage], rows ? (kRowTiles + 1) * bytes : bytes);
+    CopyBulk(places_.Columns(stage), c_.ColumnTile(tile, depth, kPlanes), bytes, &full_[stage]);
+    if (!rows) return;
+    for (int k = 0; k < kRowTiles; ++k) {
+      CopyBulk(places_.Rows(stage, part) + k * bytes, c_.RowTile(kRowTiles * c_.block.block + k, depth, kPlanes), bytes,
+               &full_[stage]);
+    }
   }
 
   const CloudContext& c_;
   uint64_t* const full_;
   uint64_t* const empty_;
-  const Places<kPlanes, kDeep, kRowTiles> places_;
-  uint64_t rows_, columns_;  // Of the first stage.
-  int steps_, step_ = 0, limit_ = 0, again_ = 0;
+  const Places<kParts, kRowTiles> places_;
+  uint64_t rows_, columns_;                // Of the first stage.
+  int parts_ = 1, steps_ = 0, again_ = 0;  // Steps of a tile, of all tiles.
+  int step_ = 0, part_ = 0, limit_ = 0;
 };
 
 __device__ inline void WaitForTerms() { WaitAt(kTerms + threadIdx.x / 128, 128); }
 
 #else
 
-template <int kPlanes, bool kDeep>
+template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0>
 class Stream {
  public:
   __device__ Stream(const CloudContext& c, uint64_t* /*full*/, uint64_t* /*empty*/) : c_(c) {}
@@ -203,14 +204,14 @@ class Stream {
 
   __device__ void Multiply(float (&acc)[16][4]) {
     const int step = step_++;
-    const int depths = kDeep ? c_.depths : 1, depth = kDeep ? step % depths : 0;
+    const int depths = kParts == Parts::kOne ? 1 : c_.depths, depth = step % depths;
     const int bytes = kPlanes * c_.plane_bytes;
     char* const rows = DynamicShared();
     char* const columns = rows + 2 * bytes;
     __syncthreads();  // What is there has been read.
-    CopyTile(c_.Tile(c_.y, c_.first_tile + step / depths, depth, kPlanes), columns, bytes);
-    for (int half = 0; half < 2 && (kDeep || step == 0); ++half) {
-      CopyTile(c_.Tile(c_.x, 2 * c_.block.block + half, depth, kPlanes), rows + half * bytes, bytes);
+    CopyTile(c_.ColumnTile(c_.first_tile + step / depths, depth, kPlanes), columns, bytes);
+    for (int half = 0; half < 2 && (depths > 1 || step == 0); ++half) {
+      CopyTile(c_.RowTile(2 * c_.block.block + half, depth, kPlanes), rows + half * bytes, bytes);
     }
     CommitCopies();
     WaitForCopies<0>();

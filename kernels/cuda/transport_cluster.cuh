@@ -78,6 +78,12 @@ __device__ inline uint32_t RemoteAddress(const void* own, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(SharedAddress(own)), "r"(rank));
   return address;
 }
+// What block `rank` has where `own` is in this block's; between SyncClusters.
+__device__ inline float LoadRemote(const float* own, int rank) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(RemoteAddress(own, rank)) : "memory");
+  return value;
+}
 // One number, or some side by side. Both addresses are this block's; block `rank` gets them there.
 __device__ inline void Send(const float* own, float value, const uint64_t* barrier, int rank) {
   asm volatile(

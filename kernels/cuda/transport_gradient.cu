@@ -1,13 +1,16 @@
 // Gradients to the points and barycentric projections of clouds in float32, on Hopper's matrix units.
 //
-// A block has kRows rows and one part of kDepth coordinates of the other cloud. A tile of exponents is made as in the
-// half steps; each row's densities, divided by its sum, become matrix fragments as sums of two halves, and are
-// multiplied by the points of the tile, which the same shared memory holds. Products of a tile are added up in the
-// matrix units, those of all tiles in float32.
+// A block has kRows rows, up to kAgain parts of kDepth coordinates of the other cloud, and a share of its tiles; the
+// blocks of a cluster have the others. A tile of exponents is made as in the half steps; each row's densities, divided
+// by its sum, become matrix fragments as sums of two halves, and are multiplied by the tile's points, part by part.
+// Products of a tile are added up in the matrix units, those of all tiles in float32, in the end those of the cluster.
 //
 //   mean_i = sum_j P_ij y_j / sum_j P_ij;  d value / d x_i = 2 kappa sum_j P_ij (x_i - mean_i)
+#include <algorithm>
+
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cloud_stream.cuh"
+#include "kernels/cuda/transport_cluster.cuh"
 #include "kernels/cuda/transport_launch.h"
 
 namespace sinkhorn {
@@ -15,14 +18,19 @@ namespace cuda {
 namespace {
 
 constexpr int kRows = 128;
+constexpr int kOwnGroups = 2;  // Of 64 rows.
 
-__host__ __device__ inline int64_t BlocksOfMember(const Job& job, int side) {
-  return CeilDiv(job.size[side], kRows) * CloudDepths(job.dim);
+// Parts of the coordinates that a block has at most.
+__host__ __device__ constexpr int AgainOf(Parts parts) {
+  return parts == Parts::kOne ? 1 : parts == Parts::kFew ? 2 : 3;
 }
+__host__ __device__ inline int PartGroups(const Job& job) {
+  return static_cast<int>(CeilDiv(CloudDepths(job.dim), AgainOf(PartsOf(PlanesOf(job), job.dim))));
+}
+__host__ __device__ inline int64_t RowBlocksOf(const Job& job, int side) { return CeilDiv(job.size[side], kRows); }
 
 #if SINKHORN_HOPPER
 
-constexpr int kOwnGroups = 2;       // Of 64 rows.
 constexpr float kDensityBits = 12;  // Densities, at most about 1, are multiplied by 2^12: halves keep small ones.
 
 // c (+)= a b: 64 x 16 halves in registers by 16 x kColumns halves in shared memory, whose rows are contiguous.
@@ -75,13 +83,10 @@ __device__ inline void Split(float x, float y, uint32_t* high, uint32_t* low) {
   *low = *reinterpret_cast<const uint32_t*>(&l);
 }
 
-// total += the densities of a tile, whose exponents are acc * factor + terms + level, times its points.
-template <int kPlanes, int kColumns>
-__device__ void AddTile(const CloudContext& c, const float (&acc)[16][4], const float* terms, const float (&level)[2],
-                        uint32_t points, float (&total)[kColumns / 8][4]) {
+// A tile's densities, whose exponents are acc * factor + terms + level, as matrix fragments.
+__device__ void MakeDensities(float factor, const float (&acc)[16][4], const float* terms, const float (&level)[2],
+                              uint32_t (&high)[8][4], uint32_t (&low)[8][4]) {
   const float2* mine = reinterpret_cast<const float2*>(terms) + threadIdx.x % 4;
-  const float factor = c.factor;
-  uint32_t high[8][4], low[8][4];
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     const float2 term = mine[4 * j];
@@ -92,7 +97,13 @@ __device__ void AddTile(const CloudContext& c, const float (&acc)[16][4], const 
       Split(p0, p1, &high[j / 2][j % 2 * 2 + row], &low[j / 2][j % 2 * 2 + row]);
     }
   }
-  float sums[kColumns / 8][4];
+}
+
+// total += weight * densities * the tile's points. `sums`: registers for this alone, the same for all parts.
+template <int kPlanes, int kColumns>
+__device__ void AddPart(const CloudContext& c, const uint32_t (&high)[8][4], const uint32_t (&low)[8][4],
+                        uint32_t points, const float (&weight)[2], float (&sums)[kColumns / 8][4],
+                        float (&total)[kColumns / 8][4]) {
   const uint64_t first = MatrixAt(points, c.row_bytes);
   const int plane = c.plane_bytes / 16, step = 16 * c.row_bytes / 16;
   BeginProducts();
@@ -106,130 +117,190 @@ __device__ void AddTile(const CloudContext& c, const float (&acc)[16][4], const 
   CommitProducts();
   WaitForProducts<0>();
 #pragma unroll
-  for (int e = 0; e < kColumns / 2; ++e) total[e / 4][e % 4] += sums[e / 4][e % 4];
-}
-
-// The rows' means of the other cloud of one engine, times 2^kDensityBits and the points' scale.
-template <int kPlanes, bool kDeep, int kColumns>
-__device__ void SumMeans(const CloudContext& c, const float (&level)[2], int depth,
-                         float (&terms)[kOwnGroups][2][kCloudTile], Stream<kPlanes, kDeep, kOwnGroups, true>* stream,
-                         float (&total)[kColumns / 8][4]) {
-  const int group = threadIdx.x / 128, column = threadIdx.x % 128;
-  const int depths = kDeep ? c.depths : 1;
-  stream->WantAgain(depth);
-  stream->Begin();
-#pragma unroll
-  for (int e = 0; e < kColumns / 2; ++e) total[e / 4][e % 4] = 0;
-  terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column));
-  for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
-    const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
-    float acc[16][4];
-    for (int d = 0; d < depths; ++d) stream->Multiply(acc);
-    const uint32_t points = stream->Again();
-    WaitForTerms();
-    AddTile<kPlanes, kColumns>(c, acc, terms[group][parity], level, points, total);
-    stream->Release();
-    terms[group][parity ^ 1][column] = c.TermOf(next);
+  for (int e = 0; e < kColumns / 2; ++e) {
+    total[e / 4][e % 4] = fmaf(sums[e / 4][e % 4], weight[e % 4 / 2], total[e / 4][e % 4]);
   }
 }
+
+// A thread's part of a pass: the rows' sums of the other cloud's points over this block's tiles.
+template <int kPlanes, Parts kParts, int kColumns>
+struct Sums {
+  static constexpr int kAgain = AgainOf(kParts), kEntries = kAgain * kColumns / 2;
+  using Columns = Stream<kPlanes, kParts, kOwnGroups, kAgain>;
+
+  float total[kAgain][kColumns / 8][4];
+
+  __device__ void Scale(float first, float second) {
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) {
+      float& entry = total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
+      entry *= e % 4 / 2 == 0 ? first : second;
+    }
+  }
+  // Times 2^kDensityBits, the points' scale and `weight`.
+  __device__ void Add(const CloudContext& c, const float (&level)[2], const float (&weight)[2], int first_part,
+                      float (&terms)[kOwnGroups][2][kCloudTile], Columns* stream) {
+    const int group = threadIdx.x / 128, column = threadIdx.x % 128;
+    const int depths = kParts == Parts::kOne ? 1 : c.depths;
+    stream->Begin(first_part);
+    terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column));
+    float sums[kColumns / 8][4];
+    for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
+      const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
+      float acc[16][4];
+      for (int d = 0; d < depths; ++d) stream->Multiply(acc);
+      WaitForTerms();
+      uint32_t high[8][4], low[8][4];
+      MakeDensities(c.factor, acc, terms[group][parity], level, high, low);
+#pragma unroll
+      for (int part = 0; part < kAgain; ++part) {
+        AddPart<kPlanes, kColumns>(c, high, low, stream->Again(), weight, sums, total[part]);
+        stream->Release();
+      }
+      terms[group][parity ^ 1][column] = c.TermOf(next);
+    }
+  }
+  // Over the cluster, each block some of them: store(entry, sum). All threads of the cluster call it.
+  template <typename Store>
+  __device__ void Combine(int rank, int ranks, Store store) const {
+    float* mine = reinterpret_cast<float*>(DynamicShared()) + threadIdx.x;
+    __syncthreads();  // The last tile has been read.
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) mine[e * kThreads] = total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
+    SyncCluster();
+    const int share = kEntries / ranks;
+    for (int e = rank * share; e < (rank + 1) * share; ++e) {
+      float sum = 0;
+      for (int k = 0; k < ranks; ++k) sum += LoadRemote(mine + e * kThreads, k);
+      store(e, sum);
+    }
+    SyncCluster();
+    FenceCopies();  // Copies may come again.
+  }
+};
 
 #endif
 
 // kColumns: coordinates of a part.
-template <int kPlanes, bool kDeep, int kColumns>
-__global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, int side) {
+template <int kPlanes, Parts kParts, int kColumns>
+__global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, int side, int ranks) {
 #if SINKHORN_HOPPER
+  constexpr int kStages = StagesOf(kPlanes, kParts, kOwnGroups), kAgain = AgainOf(kParts);
   __shared__ CloudContext c;
   __shared__ float terms[kOwnGroups][2][kCloudTile];
-  __shared__ alignas(8) uint64_t full[2][kStages<kDeep>], empty[2][kStages<kDeep>];
-  using Columns = Stream<kPlanes, kDeep, kOwnGroups, true>;
-  // 1. Which rows, and which coordinates.
+  __shared__ alignas(8) uint64_t full[2][kStages], empty[2][kStages];
+  using Rows = Sums<kPlanes, kParts, kColumns>;
+  // 1. Which rows, which coordinates, which tiles.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int64_t blocks = BlocksOfMember(job, side);
-  const Member member{job, work.block / blocks};
-  const int depths = CloudDepths(job.dim), depth = static_cast<int>(work.block % blocks % depths);
-  const int block = static_cast<int>(work.block % blocks / depths);
+  const int groups = PartGroups(job), rank = static_cast<int>(work.block % ranks);
+  const int64_t blocks = RowBlocksOf(job, side) * groups, index = work.block / ranks;
+  const Member member{job, index / blocks};
+  const int first_part = static_cast<int>(index % blocks % groups) * kAgain;
+  const int block = static_cast<int>(index % blocks / groups);
   if (member.state(0)->mode != kFloat || !IsSolved(member)) return;
   const OutputView& gradient_out = side == 0 ? job.out.gradient_x : job.out.gradient_y;
   const OutputView& projection_out = side == 0 ? job.out.projection_x : job.out.projection_y;
   const int row0 = block * kRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  float gradient[kColumns / 8][4] = {};
+  const double* points = member.At<double>(job.at.points64[side]);
+  const double* centre = member.At<double>(job.at.centre[side]);
+  const double* theirs = member.At<double>(job.at.centre[1 - side]);
+  const double unscale = exp2(-static_cast<double>(kDensityBits)) / member.state(0)->point_scale;
+  double mass[2][2] = {};  // [term][row]
+  Rows rows = {};
 
   // 2. Gradients of debiased problems have a second term.
-  const int engines = job.engines > 1 && gradient_out.data != nullptr ? 2 : 1;
+  const int terms_of = job.engines > 1 && gradient_out.data != nullptr ? 2 : 1;
 #pragma unroll 1
-  for (int t = 0; t < engines; ++t) {
+  for (int t = 0; t < terms_of; ++t) {
     const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
-    const int other = MeasureOf(engine, 1 - pass_side);
     __syncthreads();
     if (threadIdx.x == 0) {
-      FillContext(member, RowBlock{member.index, engine, block, 0, 1}, pass_side, Pass::kMeasure, &c);
-      Columns::Init(full[t], empty[t]);
+      FillContext(member, RowBlock{member.index, engine, block, rank, ranks}, pass_side, Pass::kMeasure, &c);
+      Rows::Columns::Init(full[t], empty[t]);
     }
     __syncthreads();
     // A row's densities divided by their sum.
-    float level[2];
-    double mass[2];
+    float level[2], weight[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const int i = row0 + 8 * row;
       const double ratio = i < c.rows ? member.ratio(engine, pass_side)[i] : 0;
-      mass[row] = i < c.rows ? member.mass(MeasureOf(engine, pass_side))[i] * ratio : 0;
+      const double own = i < c.rows ? member.mass(MeasureOf(engine, pass_side))[i] * ratio : 0;
+      t == 0 ? mass[0][row] = own : mass[1][row] = own;
       level[row] = ratio > 0 ? static_cast<float>((c.own_phi[i] + c.reference) * c.scale - log2(ratio)) + kDensityBits
                              : static_cast<float>(kVoid);
+      weight[row] = t == 0 ? 1 : static_cast<float>(-own);
     }
-    Columns stream(c, full[t], empty[t]);
-    float total[kColumns / 8][4];
-    SumMeans<kPlanes, kDeep, kColumns>(c, level, depth, terms, &stream, total);
+    if (t == 1) rows.Scale(static_cast<float>(mass[0][0]), static_cast<float>(mass[0][1]));
+    typename Rows::Columns stream(c, full[t], empty[t]);
+    rows.Add(c, level, weight, first_part, terms, &stream);
 
     // 3. Store.
-    const double unscale = exp2(-static_cast<double>(kDensityBits)) / member.state(0)->point_scale;
-    const double* mine = member.At<double>(job.at.points64[side]);
-    const double* my_centre = member.At<double>(job.at.centre[side]);
-    const double* centre = member.At<double>(job.at.centre[other]);
-#pragma unroll
-    for (int e = 0; e < kColumns / 2; ++e) {
-      const int row = e % 4 / 2, k = depth * kDepth + e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2;
+    if (t + 1 < terms_of && projection_out.data == nullptr) continue;
+    rows.Combine(rank, ranks, [&](int e, float sum) {
+      const int row = e % 4 / 2, q = e % (kColumns / 2);
+      const int k = (first_part + e / (kColumns / 2)) * kDepth + q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2;
       const int64_t i = row0 + 8 * row;
-      if (i >= c.rows || k >= job.dim) continue;
+      if (i >= c.rows || k >= job.dim) return;
       const int64_t at = (member.index * c.rows + i) * job.dim + k;
-      const double mean = total[e / 4][e % 4] * unscale;
+      const double first = row == 0 ? mass[0][0] : mass[0][1], second = row == 0 ? mass[1][0] : mass[1][1];
       if (t == 0 && projection_out.data != nullptr) {
-        StoreOutput(projection_out, at, mass[row] > 0 ? mean + centre[k] : 0);
+        StoreOutput(projection_out, at, first > 0 ? sum * unscale + theirs[k] : 0);
       }
-      if (gradient_out.data == nullptr) continue;
-      const double x = mine[i * job.dim + k] + (my_centre[k] - centre[k]);
-      gradient[e / 4][e % 4] += static_cast<float>((t == 0 ? 2 : -2) * job.in.kappa * mass[row] * (x - mean));
-      if (t + 1 == engines) StoreOutput(gradient_out, at, gradient[e / 4][e % 4]);
-    }
+      if (gradient_out.data == nullptr || t + 1 < terms_of) return;
+      const double x = points[i * job.dim + k], apart = centre[k] - theirs[k];
+      const double moved =
+          terms_of == 1 ? first * (x + apart - sum * unscale) : first * (x + apart) - second * x - sum * unscale;
+      StoreOutput(gradient_out, at, 2 * job.in.kappa * moved);
+    });
   }
 #endif
 }
 
 }  // namespace
 
+int GradientRanks(const Job& job, int side) {
+  const int64_t blocks = RowBlocksOf(job, side) * PartGroups(job), tiles = CeilDiv(job.size[1 - side], kCloudTile);
+  int best = 1;
+  int64_t least = 0;
+  for (int ranks = 1; ranks <= kGradientRanksMost && (ranks == 1 || 4 * ranks <= tiles); ranks *= 2) {
+    // Waves of blocks on an H200, each as long as its tiles and what it has to do beside them.
+    const int64_t time = CeilDiv(blocks * ranks, ranks > 2 ? 128 : 132) * (CeilDiv(tiles, ranks) + 1);
+    if (ranks > 1 && time >= least) continue;
+    least = time;
+    best = ranks;
+  }
+  return best;
+}
+
 int64_t GradientBlocks(const Job& job, int side) {
   const bool wanted = side == 0 ? job.out.gradient_x.data != nullptr || job.out.projection_x.data != nullptr
                                 : job.out.gradient_y.data != nullptr || job.out.projection_y.data != nullptr;
-  return wanted ? job.count * BlocksOfMember(job, side) : 0;
+  return wanted ? job.count * RowBlocksOf(job, side) * PartGroups(job) * GradientRanks(job, side) : 0;
 }
 
-void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int side, cudaStream_t stream) {
-  const bool deep = CloudDepths(dim) > 1;
+void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, int side,
+                    cudaStream_t stream) {
+  const Parts parts = PartsOf(planes, dim);
   const size_t tile = static_cast<size_t>(planes) * kCloudTile * CloudRowBytes(dim);
-  const size_t tiles = deep ? kStreamTiles<true, 1> : kStreamTiles<false, 1>;
-  const auto launch = [&](void (*kernel)(LaunchTable, int)) {
-    LaunchKernel(kernel, blocks, kThreads, tiles * tile + kPlaneAlignment, stream, table, side);
+  const size_t tiles = StreamTiles(planes, parts, CloudDepths(dim), kOwnGroups);
+  const auto launch = [&](void (*kernel)(LaunchTable, int, int)) {
+    LaunchCluster(kernel, blocks, ranks, kThreads, tiles * tile + kPlaneAlignment, stream, table, side, ranks);
   };
-  if (deep) return launch(planes == 2 ? GradientKernel<2, true, 64> : GradientKernel<1, true, 64>);
+  if (parts == Parts::kFew) {
+    return launch(planes == 2 ? GradientKernel<2, Parts::kFew, 64> : GradientKernel<1, Parts::kFew, 64>);
+  }
+  if (parts == Parts::kMany) {
+    return launch(planes == 2 ? GradientKernel<2, Parts::kMany, 64> : GradientKernel<1, Parts::kMany, 64>);
+  }
   switch (CloudRowBytes(dim)) {
     case 32:
-      return launch(planes == 2 ? GradientKernel<2, false, 16> : GradientKernel<1, false, 16>);
+      return launch(planes == 2 ? GradientKernel<2, Parts::kOne, 16> : GradientKernel<1, Parts::kOne, 16>);
     case 64:
-      return launch(planes == 2 ? GradientKernel<2, false, 32> : GradientKernel<1, false, 32>);
+      return launch(planes == 2 ? GradientKernel<2, Parts::kOne, 32> : GradientKernel<1, Parts::kOne, 32>);
     default:
-      return launch(planes == 2 ? GradientKernel<2, false, 64> : GradientKernel<1, false, 64>);
+      return launch(planes == 2 ? GradientKernel<2, Parts::kOne, 64> : GradientKernel<1, Parts::kOne, 64>);
   }
 }
 

@@ -93,6 +93,8 @@ __device__ inline void CopyBulk(uint32_t shared, const void* global, unsigned by
                : "memory");
 }
 
+// Copies that begin from now on come after what this thread has read and written.
+__device__ inline void FenceCopies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Named barriers of `threads` threads: some arrive, the others wait for them too.
 __device__ inline void ArriveAt(int name, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -45,8 +45,8 @@ void LaunchHalfStep(const LaunchTable& table, int64_t blocks, bool dense, Mode m
                     cudaStream_t stream);
 
 // ---- transport_cloud.cu: the same for clouds in float32, by tensor cores -------------------------------------------
-// `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates. `dim`: the largest; either all
-// jobs have CloudDepths 1 or none. `hopper`: HasHopperKernels().
+// `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates. `dim`: the largest; all
+// jobs have the same PartsOf. `hopper`: HasHopperKernels().
 // Whether the code in use is Hopper's own, on the calling thread's device.
 bool HasHopperKernels();
 void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, Pass pass,
@@ -77,9 +77,13 @@ int64_t ApplyBlocks(const Job& job, Mode mode, int side);
 void LaunchApply(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, cudaStream_t stream);
 
 // ---- transport_gradient.cu: gradients and projections of points, of jobs in float32 that HasGradientKernel ----------
-// Jobs of one launch have the same planes, and dims that lie alike (CloudRowBytes, CloudDepths above 1 or not).
+// Jobs of one launch have the same planes and GradientRanks, and dims that lie alike (CloudRowBytes, PartsOf); `dim`:
+// the largest.
+constexpr int kGradientRanksMost = 8;
+int GradientRanks(const Job& job, int side);
 int64_t GradientBlocks(const Job& job, int side);
-void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int side, cudaStream_t stream);
+void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, int side,
+                    cudaStream_t stream);
 
 // ---- transport_finish.cu ------------------------------------------------------------------------------------------
 // Blocks of a member: BoundBlocks.

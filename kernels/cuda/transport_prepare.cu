@@ -239,14 +239,23 @@ __device__ double SampleExponents(const Member& member) {
   __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
   double largest = 0;
-  for (int pair = threadIdx.x; pair < kPoints * kPoints; pair += kThreads) {
-    const int64_t i = int64_t{job.size[0]} * (pair / kPoints) / kPoints,
-                  j = int64_t{job.size[1]} * (pair % kPoints) / kPoints;
+  // A warp has some points of x in turn, its lanes coordinates side by side, against eight of y at once.
+  constexpr int kOthers = 8;
+  for (int group = threadIdx.x / 32; group < kPoints * kPoints / kOthers; group += kWarps) {
+    const int64_t i = int64_t{job.size[0]} * (group * kOthers / kPoints) / kPoints;
     const float* x = member.At<float>(job.at.points32[0]) + i * job.dim;
-    const float* y = member.At<float>(job.at.points32[1]) + j * job.dim;
-    float product = 0;
-    for (int k = 0; k < job.dim; ++k) product = fmaf(x[k], y[k], product);
-    largest = fmax(largest, fabs(static_cast<double>(product)));
+    float products[kOthers] = {};
+    for (int k = threadIdx.x % 32; k < job.dim; k += 32) {
+#pragma unroll
+      for (int other = 0; other < kOthers; ++other) {
+        const int64_t j = int64_t{job.size[1]} * (group * kOthers % kPoints + other) / kPoints;
+        products[other] = fmaf(x[k], member.At<float>(job.at.points32[1])[j * job.dim + k], products[other]);
+      }
+    }
+    for (float product : products) {
+      for (int lane = 16; lane > 0; lane /= 2) product += __shfl_xor_sync(0xffffffffu, product, lane);
+      largest = fmax(largest, fabs(static_cast<double>(product)));
+    }
   }
   return 2 * job.in.kappa / job.solver.epsilon * BlockMax(largest, scratch);
 }

@@ -26,6 +26,13 @@ constexpr int kDepth = 64;       // Coordinates of a step.
 __host__ __device__ inline int PlanesOf(const Job& job) { return job.precision == Precision::kFast ? 1 : 2; }
 __host__ __device__ inline int CloudDepths(int dim) { return (dim + kDepth - 1) / kDepth; }
 __host__ __device__ inline int CloudRowBytes(int dim) { return dim <= 16 ? 32 : dim <= 32 ? 64 : 128; }
+// How a block reads coordinates: one part of kDepth, or a few, while its rows stay in shared memory; or many, and rows
+// come with every tile's columns.
+enum class Parts : int { kOne, kFew, kMany };
+__host__ __device__ inline Parts PartsOf(int planes, int dim) {
+  const int depths = CloudDepths(dim);
+  return depths == 1 ? Parts::kOne : planes * depths <= 4 ? Parts::kFew : Parts::kMany;
+}
 __host__ __device__ inline int64_t PaddedPoints(int64_t points) {
   return (points + kCloudRows - 1) / kCloudRows * kCloudRows;
 }

@@ -1,7 +1,9 @@
 // What a slice enqueues, stage by stage: residents are prepared, iterate, two passes an iteration, and end.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -154,8 +156,10 @@ class Slice {
     Table side[2];
   };
   // Clouds that one kernel serves.
-  static constexpr int kKinds = 4;
-  static int KindOf(const Job& job) { return job.dense ? 0 : (PlanesOf(job) - 1) + (CloudDepths(job.dim) > 1 ? 2 : 0); }
+  static constexpr int kKinds = 6;
+  static int KindOf(const Job& job) {
+    return job.dense ? 0 : PlanesOf(job) - 1 + 2 * static_cast<int>(PartsOf(PlanesOf(job), job.dim));
+  }
   void AddStreams(const Set& set, PassTables* pass) {
     const Set streamed = Among(set, [](const TransportResident& r) { return r.job().streamed; });
     for (int k : streamed) pass->quads = std::max(pass->quads, StreamQuads(residents_[k]->job()));
@@ -298,21 +302,29 @@ class Slice {
     Later(scalars, [=](const LaunchTable& t, int64_t blocks) { LaunchScalars(t, blocks, stream()); });
   }
 
+  // One launch for every kind that there is.
   void Gradients(const Set& set) {
-    for (int side = 0; side < 2; ++side) {
-      for (int planes : {1, 2}) {
-        for (int dim : {16, 32, kDepth, 2 * kDepth}) {  // Of every kind one.
-          const Set chosen = Among(set, [&](const TransportResident& r) {
-            const Job& job = r.job();
-            return r.Has(kFloat) && HasGradientKernel(job, kFloat) && GradientBlocks(job, side) > 0 &&
-                   PlanesOf(job) == planes && CloudRowBytes(job.dim) == CloudRowBytes(dim) &&
-                   (CloudDepths(job.dim) > 1) == (CloudDepths(dim) > 1);
-          });
-          const Table table = TableOf(chosen, [side](const Job& job) { return GradientBlocks(job, side); });
-          Later(table,
-                [=](const LaunchTable& t, int64_t blocks) { LaunchGradient(t, blocks, planes, dim, side, stream()); });
-        }
+    using Kind = std::array<int, 5>;
+    std::map<Kind, Set> chosen;
+    for (int k : set) {
+      const Job& job = residents_[k]->job();
+      if (!residents_[k]->Has(kFloat) || !HasGradientKernel(job, kFloat)) continue;
+      const int planes = PlanesOf(job);
+      for (int side = 0; side < 2; ++side) {
+        if (GradientBlocks(job, side) == 0) continue;
+        chosen[{side, planes, static_cast<int>(PartsOf(planes, job.dim)), CloudRowBytes(job.dim),
+                GradientRanks(job, side)}]
+            .push_back(k);
       }
+    }
+    for (const auto& [kind, jobs] : chosen) {
+      const int side = kind[0], planes = kind[1], ranks = kind[4];
+      int dim = 0;
+      for (int k : jobs) dim = std::max(dim, residents_[k]->job().dim);
+      const Table table = TableOf(jobs, [side = side](const Job& job) { return GradientBlocks(job, side); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) {
+        LaunchGradient(t, blocks, planes, dim, ranks, side, stream());
+      });
     }
   }
 
