@@ -1,5 +1,6 @@
 // The CPU backend: residents are Works (work.h); Advance repeats rounds, each one parallel loop over chunks of all
-// their current phases. Threads come from Eigen's work-stealing pool; the calling lane works too.
+// their current phases. Where each has one chunk, each thread goes on with the one it took: there is nothing to wait
+// for. Threads come from Eigen's work-stealing pool; the calling lane works too.
 #include "kernels/cpu/cpu_backend.h"
 
 #include <sched.h>
@@ -74,6 +75,7 @@ class CpuSolve final : public Solve {
     Refresh();
   }
   int64_t remaining() const { return chunks_ - next_; }
+  bool serial() const { return chunks_ == 1; }
   int64_t Take(int64_t count) {  // Returns the first of `count` chunks.
     next_ += count;
     return next_ - count;
@@ -85,8 +87,22 @@ class CpuSolve final : public Solve {
       out_of_memory_.store(true, std::memory_order_relaxed);
     }
   }
+  // Its one chunk was taken: runs it and the phases that follow, as long as they have one and `go_on` says so.
+  template <class GoOn>
+  void RunSerial(Scratch* scratch, GoOn go_on) {
+    for (;;) {
+      {
+        FlushDenormals flush;
+        RunChunk(0, scratch);
+      }
+      EndRound();
+      if (done_ || !serial() || !go_on()) return;
+      Take(1);
+    }
+  }
   // After a round: if the phase is complete, goes to the next.
   void EndRound() {
+    if (done_) return;
     try {
       if (!out_of_memory_.load(std::memory_order_relaxed)) {
         if (next_ < chunks_) return;
@@ -127,15 +143,20 @@ class Round {
  public:
   explicit Round(int threads) : shares_(threads) {}
 
-  // Alone, with no thread inside.
-  void Clear() {
+  // Alone, with no thread inside. `share_seconds`: what each solve may have of the round.
+  void Clear(double share_seconds) {
     runs_.clear();
     total_ = 0;
+    serial_ = true;
+    share_ = std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(share_seconds));
   }
   void Add(CpuSolve* solve, int64_t first, int64_t count) {
     runs_.push_back({solve, first, count, total_});
     total_ += count;
+    serial_ &= solve->serial();
   }
+  // One phase of each, whatever they are.
+  void TakeTurns() { serial_ = false; }
   void Open() {
     backwards_ = !backwards_;
     const int64_t threads = shares_.size();
@@ -145,9 +166,11 @@ class Round {
       shares_[t].end = ((t + 1) * total_ + threads - 1) / threads;
     }
     finished_.store(0, std::memory_order_relaxed);
+    left_over_.store(false, std::memory_order_relaxed);
   }
 
   void Work(int thread, Scratch* scratch) {
+    if (serial_ && total_ > 1) return WorkSerially(thread, scratch);
     FlushDenormals flush;
     const int threads = static_cast<int>(shares_.size());
     int64_t done = 0;
@@ -163,6 +186,25 @@ class Round {
     }
     finished_.fetch_add(done, std::memory_order_release);
   }
+  // All have one chunk: whoever takes one keeps it for its share of the round. The first thread that had some and finds
+  // no more ends the round, so that what is left is laid out anew.
+  void WorkSerially(int thread, Scratch* scratch) {
+    const int threads = static_cast<int>(shares_.size());
+    int64_t done = 0;
+    for (int t = 0; t < threads; ++t) {
+      Share& share = shares_[(thread + t) % threads];
+      for (int64_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end; ++done) {
+        SteadyClock::time_point end{};
+        runs_[i].solve->RunSerial(scratch, [&] {
+          const auto now = SteadyClock::now();
+          if (end == SteadyClock::time_point{}) end = now + share_;  // Most are over before this is asked.
+          return now < end && !left_over_.load(std::memory_order_relaxed);
+        });
+      }
+    }
+    if (done > 0) left_over_.store(true, std::memory_order_relaxed);
+    finished_.fetch_add(done, std::memory_order_release);
+  }
   bool complete() const { return finished_.load(std::memory_order_acquire) == total_; }
   int64_t total() const { return total_; }
 
@@ -173,9 +215,12 @@ class Round {
   };
   std::vector<Run> runs_;
   int64_t total_ = 0;
+  bool serial_ = false;  // All solves are.
+  SteadyClock::duration share_{};
   bool backwards_ = true;
   std::vector<Share> shares_;
   alignas(64) std::atomic<int64_t> finished_{0};  // Chunks.
+  std::atomic<bool> left_over_{false};            // A thread has nothing to do.
 };
 
 // Waits a moment; lets others run if it takes long.
@@ -297,6 +342,8 @@ class CpuBackend final : public Backend {
           });
         }
       }
+      // Not before helpers come, or the lane would keep to one solve while the others wait.
+      if (!called && threads_ > 1) team->round()->TakeTurns();
       team->Run(&scratch_[0]);
       for (CpuSolve* solve : active) solve->EndRound();
       active.erase(std::remove_if(active.begin(), active.end(), [](CpuSolve* s) { return s->done(); }), active.end());
@@ -317,8 +364,8 @@ class CpuBackend final : public Backend {
 
   // Lays out a round: a share of every solve. Returns its predicted seconds on one thread.
   double Fill(Round* round, const std::vector<CpuSolve*>& active, double thread_seconds) {
-    round->Clear();
     const double share = thread_seconds / active.size();
+    round->Clear(std::min(share, thread_seconds / threads_));
     double predicted = 0;
     for (CpuSolve* solve : active) {
       const double chunk_seconds = std::max(solve->work()->chunk_seconds(), 1e-9);
