@@ -110,7 +110,7 @@ ABSL_FLAG(
     std::string, tenant_weights, "",
     "File of tenants' weights, one a line: 'cert:SUBJECT WEIGHT', 'token:DIGEST WEIGHT' (first 12 hexadecimal digits "
     "of the token's SHA-256), 'peer:ipv4:ADDRESS WEIGHT', or '* WEIGHT' for those not named. Tenants share devices by "
-    "weight. Read at the start. Empty: all weigh 1.");
+    "weight, and metrics tell those named apart. Reread while serving when it changes. Empty: all weigh 1.");
 
 // ---- Shutdown ----
 ABSL_FLAG(

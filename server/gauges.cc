@@ -40,6 +40,8 @@ void AddStateGauges(const SinkhornServer* server, Metrics* metrics) {
   }
   metrics->AddGauge("sinkhorn_requests_in_flight", "Requests between arrival and answer.", {},
                     [server] { return static_cast<double>(server->requests_in_flight()); });
+  metrics->AddGauge("sinkhorn_tenants", "Callers that are told apart: by certificate, token or address.", {},
+                    [server] { return static_cast<double>(server->tenants()); });
   metrics->AddGauge("sinkhorn_requests_held_bytes", "Memory of requests and replies, from arrival until they are sent.",
                     {}, [server] { return static_cast<double>(server->held_bytes()); });
 }

@@ -32,6 +32,11 @@ class Metrics : public prometheus::Collectable {
   Family<Histogram> iterations;           // {problem}
   Family<Histogram> marginal_error;       // {problem}
 
+  // The same by tenant: those that the file of weights names, and "other".
+  Family<Counter> tenant_requests;         // {tenant, outcome}: answered, refused, failed
+  Family<Counter> tenant_device_seconds;   // {tenant}
+  Family<Histogram> tenant_queue_seconds;  // {tenant}
+
   // The device.
   Family<Counter> batches;              // {device, family}
   Family<Histogram> batch_problems;     // {family}

@@ -150,6 +150,8 @@ bool SinkhornServer::device_lost() const { return rpc_->context()->device_lost()
 
 int64_t SinkhornServer::requests_in_flight() const { return rpc_->context()->in_flight.load(); }
 
+int SinkhornServer::tenants() const { return rpc_->context()->options.tenants->count(); }
+
 int64_t SinkhornServer::held_bytes() const { return rpc_->context()->held_bytes(); }
 
 bool SinkhornServer::AwaitIdle(absl::Time deadline) {

@@ -78,6 +78,8 @@ class SinkhornServer {
   bool device_lost() const;
   // Requests between arrival and answer.
   int64_t requests_in_flight() const;
+  // Callers that share the devices by weight: seen lately.
+  int tenants() const;
   // Memory of requests and of replies, from arrival until gRPC has sent them.
   int64_t held_bytes() const;
   // Blocks until none is in flight, or until `deadline`. True: none.

@@ -41,6 +41,13 @@ void MakeCounters(Metrics* metrics) {
 
 }  // namespace
 
+TenantMetrics::TenantMetrics(Metrics* metrics, const std::string& label)
+    : answered(metrics->tenant_requests.With({label, "answered"})),
+      refused(metrics->tenant_requests.With({label, "refused"})),
+      failed(metrics->tenant_requests.With({label, "failed"})),
+      device_seconds(metrics->tenant_device_seconds.With({label})),
+      queue_seconds(metrics->tenant_queue_seconds.With({label})) {}
+
 ServiceContext::ServiceContext(const Executors* executors, Metrics* metrics, const ServiceOptions& options)
     : executors(executors),
       metrics(metrics),
@@ -56,6 +63,8 @@ ServiceContext::ServiceContext(const Executors* executors, Metrics* metrics, con
       next_incident_(absl::Uniform<uint64_t>(absl::BitGen())),
       pool_(options.threads, /*allow_spinning=*/false) {
   MakeCounters(metrics);
+  const int labels = static_cast<int>(options.tenants->labels().size());
+  for (int label = 0; label < labels; ++label) MetricsOf({0, 1, label});
   for (ProblemKind kind : {ProblemKind::kNormalization, ProblemKind::kDense, ProblemKind::kPointCloud}) {
     SolvedMetrics* of_kind = &solved[static_cast<int>(kind)];
     of_kind->iterations = metrics->iterations.With({KindName(kind)});
@@ -107,9 +116,10 @@ Tenant ServiceContext::TenantOf(const grpc::ServerContextBase& rpc) {
   const absl::Time now = absl::Now();
   const auto peer = rpc.auth_context();
   if (peer != nullptr && peer->IsPeerAuthenticated()) {
-    for (const char* property : {GRPC_X509_SUBJECT_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME}) {
+    // A workload's certificate may have no subject, but a name such as spiffe://cluster/trainer.
+    for (const char* property : {GRPC_X509_SUBJECT_PROPERTY_NAME, GRPC_X509_SAN_PROPERTY_NAME}) {
       const std::vector<grpc::string_ref> names = peer->FindPropertyValues(property);
-      if (names.empty()) continue;
+      if (names.empty() || names[0].empty()) continue;
       return options.tenants->Of(absl::StrCat("cert:", absl::string_view(names[0].data(), names[0].size())), now);
     }
   }
@@ -120,6 +130,18 @@ Tenant ServiceContext::TenantOf(const grpc::ServerContextBase& rpc) {
     }
   }
   return options.tenants->Of(PeerIdentity(rpc.peer()), now);
+}
+
+const TenantMetrics& ServiceContext::MetricsOf(const Tenant& tenant) {
+  std::atomic<const TenantMetrics*>& made = tenants_[tenant.label];
+  if (const TenantMetrics* known = made.load(std::memory_order_acquire)) return *known;
+  std::lock_guard<std::mutex> lock(tenants_mutex_);
+  std::unique_ptr<const TenantMetrics>& owned = tenants_made_[tenant.label];
+  if (owned == nullptr) {
+    owned = std::make_unique<const TenantMetrics>(metrics, options.tenants->labels()[tenant.label]);
+    made.store(owned.get(), std::memory_order_release);
+  }
+  return *owned;
 }
 
 void ServiceContext::DeviceLost() {

@@ -5,10 +5,12 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unsupported/Eigen/CXX11/ThreadPool>
 #include <utility>
@@ -34,6 +36,16 @@ struct SolvedMetrics {
   Counter* outcomes[kStopReasons];  // By StopReason.
   Histogram* iterations;
   Histogram* marginal_error;
+};
+
+// What a tenant's requests are counted by.
+struct TenantMetrics {
+  TenantMetrics(Metrics* metrics, const std::string& label);
+  Counter* const answered;
+  Counter* const refused;  // Before they were queued.
+  Counter* const failed;
+  Counter* const device_seconds;
+  Histogram* const queue_seconds;
 };
 
 // A share of the bytes that the server holds for its clients. Given back when it goes.
@@ -70,6 +82,7 @@ class ServiceContext {
   Tenant TenantOf(const grpc::ServerContextBase& rpc);
   // Tells the caller's balancer about the load: in the trailer of a call that ends so, after so much work.
   void ReportLoad(grpc::StatusCode code, double device_seconds, grpc::ServerContextBase* rpc);
+  const TenantMetrics& MetricsOf(const Tenant& tenant);
   // Counts a finished Solve call.
   void CallFinished(grpc::StatusCode code, absl::Duration duration);
   // Logs a bug of ours and makes the error that refers to it.
@@ -99,6 +112,9 @@ class ServiceContext {
   std::atomic<bool> device_lost_{false};
   LogThrottle strangers_;
   std::atomic<uint64_t> next_incident_;
+  std::mutex tenants_mutex_;  // Of making the next of these.
+  std::array<std::unique_ptr<const TenantMetrics>, Tenants::kLabels> tenants_made_;
+  std::array<std::atomic<const TenantMetrics*>, Tenants::kLabels> tenants_{};  // By label; null: not made yet.
   Eigen::ThreadPool pool_;  // Last: its threads end before anything else goes.
 };
 

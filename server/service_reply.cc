@@ -221,6 +221,10 @@ void SolveCall::Account(const Error* error) const {
       metrics->requests_rejected.With({error->reason})->Add();
     }
   }
+  const TenantMetrics& tenant = context_->MetricsOf(tenant_);
+  (error == nullptr ? tenant.answered : submitted_ ? tenant.failed : tenant.refused)->Add();
+  if (submitted_) tenant.queue_seconds->Observe(absl::ToDoubleSeconds(result_.timing.queue));
+  if (device_seconds() > 0) tenant.device_seconds->Add(device_seconds());
   LogRequest(error);
 }
 

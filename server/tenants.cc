@@ -6,18 +6,25 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/log.h"
 
 namespace sinkhorn {
+namespace {
 
-absl::StatusOr<std::unique_ptr<Tenants>> Tenants::Load(const std::string& path) {
+constexpr absl::Duration kRefresh = absl::Seconds(2);
+
+}  // namespace
+
+absl::StatusOr<Tenants::Weights> Tenants::Read(const std::string& path) {
   std::ifstream file(path);
   if (!file) return absl::InvalidArgumentError(absl::StrCat("tenant file '", path, "' cannot be read"));
-  auto tenants = std::make_unique<Tenants>();
+  Weights weights;
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
@@ -32,27 +39,64 @@ absl::StatusOr<std::unique_ptr<Tenants>> Tenants::Load(const std::string& path) 
     }
     const std::string identity(absl::StripAsciiWhitespace(line.substr(0, space)));
     if (identity == "*") {
-      tenants->other_weight_ = weight;
+      weights.others = weight;
     } else {
-      tenants->weights_[identity] = weight;
+      weights.named[identity] = weight;
+      weights.order.push_back(identity);
     }
   }
+  return weights;
+}
+
+absl::StatusOr<std::unique_ptr<Tenants>> Tenants::Load(const std::string& path) {
+  absl::StatusOr<Weights> weights = Read(path);
+  if (!weights.ok()) return weights.status();
+  auto tenants = std::make_unique<Tenants>();
+  tenants->path_ = path;
+  tenants->Take(*std::move(weights));
   return tenants;
 }
 
-double Tenants::WeightOf(const std::string& identity) const {
-  const auto found = weights_.find(identity);
-  return found != weights_.end() ? found->second : other_weight_;
+// By whoever comes first when it is due; others go on with what there is.
+void Tenants::Refresh(absl::Time now) {
+  int64_t due = next_look_ns_.load(std::memory_order_relaxed);
+  if (absl::ToUnixNanos(now) < due) return;
+  if (!next_look_ns_.compare_exchange_strong(due, absl::ToUnixNanos(now + kRefresh)) || due == INT64_MIN) return;
+  absl::StatusOr<Weights> weights = Read(path_);
+  if (!weights.ok())
+    return Log(Severity::kError, "tenants_unchanged", {{"why", std::string(weights.status().message())}});
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (*weights == weights_) return;
+  Log(Severity::kInfo, "tenants_changed", {{"count", absl::StrCat(weights->named.size())}});
+  Take(*std::move(weights));
+}
+
+// REQUIRES: the lock is held, or nobody else knows this yet.
+void Tenants::Take(Weights weights) {
+  weights_ = std::move(weights);
+  for (const std::string& identity : weights_.order) {
+    if (labels_.size() < kLabels && !absl::c_linear_search(labels_, identity)) labels_.push_back(identity);
+  }
+  for (auto& entry : entries_) entry.second.tenant = Weighed(entry.second.tenant.number, entry.first);
+}
+
+// What the file says of it.
+Tenant Tenants::Weighed(int number, const std::string& identity) const {
+  const auto named = weights_.named.find(identity);
+  if (named == weights_.named.end()) return {number, weights_.others, 0};
+  const auto label = absl::c_find(labels_, identity);
+  return {number, named->second, label == labels_.end() ? 0 : static_cast<int>(label - labels_.begin())};
 }
 
 Tenant Tenants::Of(absl::string_view identity, absl::Time now) {
+  if (!path_.empty()) Refresh(now);
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = entries_.find(identity);
   if (found == entries_.end()) {
     const int number = TakeNumber(now);
     if (number == 0) return Tenant();
     std::string name(identity);
-    const Tenant tenant = {number, WeightOf(name)};
+    const Tenant tenant = Weighed(number, name);
     found = entries_.emplace(std::move(name), Entry{tenant, now}).first;
   }
   found->second.seen = now;
@@ -79,6 +123,11 @@ int Tenants::TakeNumber(absl::Time now) {
 int Tenants::count() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return static_cast<int>(entries_.size());
+}
+
+std::vector<std::string> Tenants::labels() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return labels_;
 }
 
 std::string PeerIdentity(absl::string_view peer) {

@@ -6,10 +6,15 @@
 //
 // At most kTenants at a time: further identities share number 0, "others", which weighs 1. One that has not been seen
 // for kForget makes room. The file of weights has an identity and a number > 0 a line, and "* WEIGHT" for those not
-// named; empty lines and those that begin with '#' do not count.
+// named; empty lines and those that begin with '#' do not count. It is looked at every two seconds; one that is damaged
+// then is logged and changes nothing.
+//
+// Metrics know by name whom the file names, and all others as "other": whoever merely calls makes no label.
 #ifndef SINKHORN_SERVER_TENANTS_H_
 #define SINKHORN_SERVER_TENANTS_H_
 
+#include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,11 +30,13 @@ namespace sinkhorn {
 struct Tenant {
   int number = 0;
   double weight = 1;
+  int label = 0;  // Of metrics, in [0, kLabels).
 };
 
 class Tenants {
  public:
   static constexpr int kTenants = 64;
+  static constexpr int kLabels = 65;  // "other", and the first identities that the file has ever named.
   static constexpr absl::Duration kForget = absl::Minutes(10);
 
   // All weigh 1.
@@ -41,19 +48,34 @@ class Tenants {
   Tenant Of(absl::string_view identity, absl::Time now);
   // Identities that have a number of their own now.
   int count() const;
+  // What the labels are called, label 0 first; later ones may be added.
+  std::vector<std::string> labels() const;
 
  private:
   struct Entry {
     Tenant tenant;
     absl::Time seen;
   };
-  double WeightOf(const std::string& identity) const;
+  struct Weights {
+    std::map<std::string, double> named;
+    double others = 1;
+    std::vector<std::string> order;  // As the file names them.
+    bool operator==(const Weights& other) const {
+      return order == other.order && named == other.named && others == other.others;
+    }
+  };
+  static absl::StatusOr<Weights> Read(const std::string& path);
+  void Refresh(absl::Time now);
+  void Take(Weights weights);
+  Tenant Weighed(int number, const std::string& identity) const;
   int TakeNumber(absl::Time now);
 
-  std::map<std::string, double> weights_;
-  double other_weight_ = 1;
+  std::string path_;                              // Empty: no file.
+  std::atomic<int64_t> next_look_ns_{INT64_MIN};  // The first call's time counts as the start.
 
   mutable std::mutex mutex_;
+  Weights weights_;
+  std::vector<std::string> labels_ = {"other"};
   std::map<std::string, Entry, std::less<>> entries_;
   std::vector<int> free_;  // Numbers given back.
   int used_ = 0;           // Numbers ever given out; 1 .. used_.

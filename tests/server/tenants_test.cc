@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -54,6 +55,44 @@ TEST(TenantsTest, WeightsComeFromTheFile) {
   EXPECT_EQ((*tenants)->Of("cert:CN=big one,O=us", kNow).weight, 4);
   EXPECT_EQ((*tenants)->Of("token:0123456789ab", kNow).weight, 0.5);
   EXPECT_EQ((*tenants)->Of("peer:ipv4:10.0.0.1", kNow).weight, 2);
+}
+
+TEST(TenantsTest, ANewFileCountsSoonAndADamagedOneChangesNothing) {
+  const auto tenants = FromText("a 4\n* 2\n");
+  ASSERT_TRUE(tenants.ok()) << tenants.status();
+  const auto weight_of = [&](const char* identity, int seconds) {
+    return (*tenants)->Of(identity, kNow + absl::Seconds(seconds)).weight;
+  };
+  EXPECT_EQ(weight_of("a", 0), 4);
+  const int number = (*tenants)->Of("a", kNow).number;
+  ASSERT_TRUE(FromText("a 5\n* 3\n").ok());
+  EXPECT_EQ(weight_of("a", 1), 4);  // Not looked at yet.
+  EXPECT_EQ(weight_of("a", 3), 5);
+  EXPECT_EQ(weight_of("b", 3), 3);
+  EXPECT_EQ((*tenants)->Of("a", kNow + absl::Seconds(3)).number, number);
+  ASSERT_FALSE(FromText("a 6\nb none\n").ok());
+  EXPECT_EQ(weight_of("a", 6), 5);
+  ASSERT_TRUE(FromText("b 7\n").ok());
+  EXPECT_EQ(weight_of("a", 9), 1);
+  EXPECT_EQ(weight_of("b", 9), 7);
+}
+
+TEST(TenantsTest, MetricsKnowByNameWhomTheFileNames) {
+  const auto tenants = FromText("b 1\na 1\n");
+  ASSERT_TRUE(tenants.ok()) << tenants.status();
+  using Labels = std::vector<std::string>;
+  EXPECT_EQ((*tenants)->labels(), (Labels{"other", "b", "a"}));
+  EXPECT_EQ((*tenants)->Of("a", kNow).label, 2);
+  EXPECT_EQ((*tenants)->Of("peer:stranger", kNow).label, 0);
+  ASSERT_TRUE(FromText("a 1\nc 1\n").ok());
+  EXPECT_EQ((*tenants)->Of("c", kNow + absl::Seconds(3)).label, 3);
+  EXPECT_EQ((*tenants)->Of("a", kNow + absl::Seconds(3)).label, 2);
+  EXPECT_EQ((*tenants)->Of("b", kNow + absl::Seconds(3)).label, 0);  // No longer named.
+  std::string many;
+  for (int i = 0; i < 2 * Tenants::kLabels; ++i) many += absl::StrCat("m", i, " 2\n");
+  ASSERT_TRUE(FromText(many).ok());
+  EXPECT_EQ((*tenants)->Of(absl::StrCat("m", 2 * Tenants::kLabels - 1), kNow + absl::Seconds(6)).label, 0);
+  EXPECT_EQ((*tenants)->labels().size(), Tenants::kLabels);
 }
 
 TEST(TenantsTest, BadFilesNameTheLine) {
