@@ -76,6 +76,8 @@ class CudaBackend final : public Backend {
     return kSliceSeconds + bytes / kTransferBytesPerSecond + family->PredictedSeconds(context_->info, problem);
   }
 
+  bool can_finish_soon() const override { return true; }
+
   absl::StatusOr<std::unique_ptr<Solve>> Admit(const Problem& problem) override {
     if (absl::Status status = context_->Health(); !status.ok()) return status;
     const Family* family = FamilyOf(problem);

@@ -60,6 +60,8 @@ class Resident {
   virtual absl::Status status() const = 0;
   virtual SolveReport report() const = 0;
   virtual Convergence progress() const = 0;
+  // Solve::FinishSoon, between a Collect and the next Launch. Only transport heeds it.
+  virtual void FinishSoon() {}
 };
 
 class Family {

@@ -232,6 +232,7 @@ void Lane::MakeResident(CudaSolve* solve) {
     at += AlignUp(bytes);
   });
   solve->resident_ = solve->family_->Make(on_device, solve->workspace_);
+  if (solve->finish_soon_) solve->resident_->FinishSoon();
 }
 
 // ---- Launching ------------------------------------------------------------------------------------------------------

@@ -29,6 +29,10 @@ class CudaSolve final : public Solve {
   absl::Status status() const override { return failure_.ok() ? resident_->status() : failure_; }
   SolveReport report() const override;
   Convergence progress() const override { return resident_ != nullptr ? resident_->progress() : Convergence(); }
+  void FinishSoon() override {
+    finish_soon_ = true;
+    if (resident_ != nullptr) resident_->FinishSoon();
+  }
   const char* family() const override { return family_->name(); }
 
  private:
@@ -42,7 +46,7 @@ class CudaSolve final : public Solve {
   const Family* const family_;
   const size_t input_bytes_, output_bytes_, workspace_bytes_;
   const bool reads_once_;
-  bool done_ = false;
+  bool done_ = false, finish_soon_ = false;
   absl::Status failure_;
   double h2d_seconds_ = 0, d2h_seconds_ = 0;
 

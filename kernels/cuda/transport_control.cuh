@@ -80,6 +80,13 @@ __device__ inline void Stop(const Job& job, EngineState* s, StopReason reason) {
   s->epsilon = job.solver.epsilon;  // The answer is for the epsilon that was asked for.
 }
 
+// If that was the last iteration: why.
+__device__ inline bool StopAtLimit(const Job& job, EngineState* s) {
+  const bool all = s->iterations >= job.solver.max_iterations;
+  if (all || job.finish_soon) Stop(job, s, all ? StopReason::kMaxIterations : StopReason::kTimeBudget);
+  return s->stopped;
+}
+
 // Columns' residual at the new rows, which are exact: at the tolerance that is the answer, and the columns' own update
 // cannot make it worse. Before, the columns' next potentials are extrapolated.
 __device__ inline void JudgeColumns(const Job& job, EngineState* s, double error) {
@@ -141,9 +148,9 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
     s->epsilon = fmax(job.solver.epsilon, s->epsilon * job.solver.epsilon_decay);
     s->fresh = 1;
   }
-  if (s->iterations >= job.solver.max_iterations) {
+  if (StopAtLimit(job, s)) {
     s->extrapolate = 0;
-    return Stop(job, s, StopReason::kMaxIterations);
+    return;
   }
   StartIteration(job, engine, s);
 }

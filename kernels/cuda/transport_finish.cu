@@ -211,7 +211,8 @@ __device__ Convergence WorstOf(const Member& member) {
     worst.iterations = max(worst.iterations, s.iterations);
     worst.marginal_error_a = fmax(worst.marginal_error_a, s.error[0]);
     worst.marginal_error_b = fmax(worst.marginal_error_b, s.error[1]);
-    if (e == 0 || !s.converged) worst.stop_reason = static_cast<StopReason>(s.reason);
+    const bool cut = e > 0 && worst.stop_reason == StopReason::kTimeBudget;
+    if (e == 0 || (!s.converged && !cut)) worst.stop_reason = static_cast<StopReason>(s.reason);
     worst.converged = (e == 0 || worst.converged) && s.converged;
   }
   return worst;
@@ -259,7 +260,8 @@ __device__ void AddReport(const JobReport& p, JobReport* r) {
   r->least_iterations = min(r->least_iterations, p.least_iterations);
   if (r->diverged < 0 && p.diverged >= 0) r->diverged = p.diverged, r->diverged_iterations = p.diverged_iterations;
   for (int side = 0; side < 2; ++side) r->error[side] = fmax(r->error[side], p.error[side]);
-  if (r->reason < 0 || (p.reason >= 0 && !p.converged)) r->reason = p.reason;
+  const bool cut = r->reason == static_cast<int>(StopReason::kTimeBudget);
+  if (r->reason < 0 || (p.reason >= 0 && !p.converged && !cut)) r->reason = p.reason;
   r->converged = r->converged && p.converged;
 }
 

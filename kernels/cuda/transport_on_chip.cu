@@ -48,7 +48,8 @@ class OnChip : private OnChipSafe<kDense, kTiles> {
     Load();
     // Iterations of a fixed number are not judged; plain ones need no logarithms.
     const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]);
-    const int last = min(job_.solver.max_iterations, m_.state[0].iterations + chunks * kOnChipChunk);
+    const int more = job_.finish_soon ? 1 : chunks * kOnChipChunk;
+    const int last = min(job_.solver.max_iterations, m_.state[0].iterations + more);
     int parity = 0;  // Of scalings and state.
     bool safe = m_.state[0].iterations == 0;
     while (true) {
@@ -209,7 +210,7 @@ class OnChip : private OnChipSafe<kDense, kTiles> {
       EngineState next = m_.state[home];
       next.iterations += done;
       next.parity ^= done & 1;
-      if (next.iterations >= job_.solver.max_iterations) Stop(job_, &next, StopReason::kMaxIterations);
+      StopAtLimit(job_, &next);
       m_.state[*parity] = next;
     }
     __syncthreads();

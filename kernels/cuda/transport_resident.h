@@ -33,6 +33,13 @@ class TransportResident final : public Resident {
   SolveReport report() const override { return report_; }
   Convergence progress() const override { return report_.convergence; }
 
+  void FinishSoon() override {
+    if (stage_ == Stage::kFinish || stage_ == Stage::kDone) return;
+    job_.finish_soon = true;
+    const bool started = launched_ > 0 || !(job_.starting || job_.engines > 1);
+    passes_ = std::min(passes_, launched_ + (started ? 1 : 2));
+  }
+
   const Job& job() const { return job_; }
   Stage stage() const { return stage_; }
   bool Has(Mode mode) const { return (modes_ & (1 << mode)) != 0; }

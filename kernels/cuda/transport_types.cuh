@@ -75,6 +75,7 @@ struct Job {
   bool hopper;                // Kernels for it are there.
   bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
   bool streamed;              // transport_stream.cu, in float32.
+  bool finish_soon;           // The iteration that comes is the last.
   int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
   Precision precision;
   TransportInputs in;

@@ -13,8 +13,8 @@ namespace sinkhorn::conformance {
 
 // All there could be, present or not:
 //   cpu           the CPU backend as the server makes it
-//   cpu_streamed  the same without a kernel cache: every transport problem takes the path of the
-//   large ones cuda          the first CUDA device
+//   cpu_streamed  the same without a kernel cache: every transport problem takes the path of the large ones
+//   cuda          the first CUDA device
 std::vector<std::string> BackendNames();
 
 // A new backend, or null where it is absent or left out by --backend. `threads` 0: its default;

@@ -147,7 +147,7 @@ void BindOutputs(Answer* answer, Problem* problem) {
 
 // Advances until all are done, or patience ends.
 void AdvanceAll(Backend* backend, const std::vector<std::unique_ptr<Solve>>& solves, double slice_seconds,
-                const std::function<void(const Solve&)>& after_slice) {
+                const std::function<void(Solve*)>& after_slice) {
   const auto start = std::chrono::steady_clock::now();
   while (true) {
     std::vector<Solve*> running;
@@ -157,8 +157,8 @@ void AdvanceAll(Backend* backend, const std::vector<std::unique_ptr<Solve>>& sol
     if (running.empty()) return;
     const absl::Status status = backend->Advance(0, absl::MakeConstSpan(running), slice_seconds);
     ASSERT_TRUE(status.ok()) << status;
-    for (const Solve* solve : running) {
-      if (after_slice) after_slice(*solve);
+    for (Solve* solve : running) {
+      if (after_slice) after_slice(solve);
     }
     ASSERT_LT(std::chrono::steady_clock::now() - start, kPatience) << "no end in sight";
   }
@@ -176,7 +176,7 @@ bool SameBits(const Convergence& p, const Convergence& q) {
 }  // namespace
 
 std::vector<Answer> SolveTogether(Backend* backend, const std::vector<const Case*>& cases, double slice_seconds,
-                                  const std::function<void(const Solve&)>& after_slice) {
+                                  const std::function<void(Solve*)>& after_slice) {
   std::vector<Answer> answers(cases.size());
   std::vector<std::unique_ptr<Solve>> solves(cases.size());
   for (size_t k = 0; k < cases.size(); ++k) {
