@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,6 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/machine.h"
+
+// gperftools' C interface, there if the binary is linked with it.
+extern "C" {
+__attribute__((weak)) int MallocExtension_GetNumericProperty(const char* property, size_t* value);
+__attribute__((weak)) void MallocExtension_ReleaseFreeMemory(void);
+}
 
 namespace sinkhorn {
 namespace {
@@ -44,6 +51,29 @@ void AddStateGauges(const SinkhornServer* server, Metrics* metrics) {
                     [server] { return static_cast<double>(server->tenants()); });
   metrics->AddGauge("sinkhorn_requests_held_bytes", "Memory of requests and replies, from arrival until they are sent.",
                     {}, [server] { return static_cast<double>(server->held_bytes()); });
+}
+
+// Of gperftools' allocator; 0 with another one.
+double HeapBytes(const char* property) {
+  size_t value = 0;
+  if (MallocExtension_GetNumericProperty == nullptr || !MallocExtension_GetNumericProperty(property, &value)) return 0;
+  return static_cast<double>(value);
+}
+
+// What is free goes back to the system when it is looked at and nobody has called since the last look.
+void AddHeapGauges(const SinkhornServer* server, Metrics* metrics) {
+  constexpr char kHeap[] = "sinkhorn_heap_bytes";
+  metrics->AddGauge(kHeap, "The allocator's memory: in use, and free but kept. Backends' pools are not part of it.",
+                    {{"use", "live"}}, [] { return HeapBytes("generic.current_allocated_bytes"); });
+  const Counter* started = metrics->calls_started.With({"sinkhorn.v1.SinkhornService/Solve"});
+  const auto last = std::make_shared<std::atomic<double>>(-1);
+  metrics->AddGauge(kHeap, "", {{"use", "free"}}, [server, started, last] {
+    const double calls = started->value();
+    const bool idle = last->exchange(calls) == calls && server->requests_in_flight() == 0;
+    if (idle && MallocExtension_ReleaseFreeMemory != nullptr) MallocExtension_ReleaseFreeMemory();
+    return HeapBytes("generic.heap_size") - HeapBytes("generic.current_allocated_bytes") -
+           HeapBytes("tcmalloc.pageheap_unmapped_bytes");
+  });
 }
 
 // The queue is the server's: the devices' together.
@@ -112,6 +142,7 @@ void AddServerGauges(const SinkhornServer* server, const Executors* executors, c
                      {"arch", kArchitecture}},
                     [] { return 1; });
   AddStateGauges(server, metrics);
+  AddHeapGauges(server, metrics);
   AddQueueGauges(executors, metrics);
   AddDeviceGauges(executors, metrics);
 }
