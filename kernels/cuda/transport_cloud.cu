@@ -106,7 +106,6 @@ __device__ void SumTiles(const CloudContext& c, const float (&expected)[2], floa
   const int group = threadIdx.x / 128, column = threadIdx.x % 128;
   const float factor = c.factor;
   const int depths = kParts == Parts::kOne ? 1 : c.depths;
-  stream->Begin();
   running->Begin<kLevel>(expected);
   const float off = kLevel == Level::kShared ? expected[0] : 0;
   terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column), off);
@@ -135,16 +134,20 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   const Job& job = CopyJob(table.jobs[work.job]);
   const RowBlock block = FindRowBlock(job, work.block, side, job.engines, Geometry::kCloud);
   const Member member{job, block.member};
-  if (threadIdx.x == 0) Columns::Init(full, empty);
+  if (threadIdx.x == 0) {
+    Columns::Init(full, empty);
+    FillShape(member, block, side, &c);
+  }
   AwaitKernelBefore();
   const EngineState* state = member.state(block.engine);
   if (state->mode != kFloat || (pass == Pass::kIterate && state->stopped)) return;
-  if (threadIdx.x == 0) FillContext(member, block, side, pass, &c);
+  if (threadIdx.x == 0) FillState(member, side, pass, &c);
   const int row0 = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // This thread's rows: this and 8 more.
   __syncthreads();                                                // The context is there.
 
   // 2. Tiles of columns.
   Columns stream(c, full, empty);
+  stream.Begin();
   Running running;
   // Products of more coordinates take longer than their exponentials either way, and leave rows further from what they
   // were.
@@ -167,6 +170,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   }
   if (__syncthreads_and(safe) == 0) {
     const float none[2] = {0, 0};
+    if (known) stream.Begin();
     SumTiles<Level::kLargest, kParts>(c, none, terms, &stream, &running);
   }
 

@@ -78,26 +78,16 @@ __device__ inline float ProductFactor(const Job& job, double scale, double point
   return static_cast<float>(2 * job.in.kappa * scale / (point_scale * point_scale) * kept);
 }
 
-// By one thread.
-__device__ inline void FillContext(const Member& member, const RowBlock& b, int side, Pass pass, CloudContext* c) {
+// What the shape alone decides. By one thread.
+__device__ inline void FillShape(const Member& member, const RowBlock& b, int side, CloudContext* c) {
   const Job& job = member.job;
-  const EngineState* state = member.state(b.engine);
-  const PassView view = ViewOf(member, b.engine, side, pass);
   const int other = MeasureOf(b.engine, 1 - side);
   c->block = b;
   c->x = member.At<char>(job.at.halves[MeasureOf(b.engine, side)]);
   c->y = member.At<char>(job.at.halves[other]);
-  c->phi = side == 0 ? view.phi[1] : view.phi[0];
-  c->log_weight = side == 0 ? view.log_weight[1] : view.log_weight[0];
-  c->reference = c->phi[0];
-  c->scale = kLog2E / state->epsilon;
-  c->factor = ProductFactor(job, c->scale, state->point_scale);
   c->columns = job.size[other];
-  c->own_phi = member.phi(b.engine, state->parity, side);
   c->shifts[0] = b.engine == 0 ? member.At<double>(job.at.linear[side]) : nullptr;
   c->shifts[1] = member.At<double>(job.at.norm2[MeasureOf(b.engine, side)]);
-  const double rho = RhoOf(job, b.engine, side);
-  c->damping = isinf(rho) ? 1 : 1 / (1 + state->epsilon / rho);
   c->rows = EngineSize(job, b.engine, side);
   c->first_row = b.block * kCloudRows;
   const int64_t tiles = CeilDiv(c->columns, kCloudTile);
@@ -107,6 +97,21 @@ __device__ inline void FillContext(const Member& member, const RowBlock& b, int 
   c->plane_bytes = kCloudTile * c->row_bytes;
   c->depths = CloudDepths(job.dim);
   c->last_steps = static_cast<int>(CeilDiv(job.dim - (c->depths - 1) * kDepth, 16));
+}
+// The rest, which a pass changes. By one thread, after FillShape.
+__device__ inline void FillState(const Member& member, int side, Pass pass, CloudContext* c) {
+  const int engine = c->block.engine;
+  const EngineState* state = member.state(engine);
+  const double epsilon = state->epsilon, point_scale = state->point_scale;
+  const PassView view = ViewOf(member, engine, side, pass);
+  c->phi = side == 0 ? view.phi[1] : view.phi[0];
+  c->log_weight = side == 0 ? view.log_weight[1] : view.log_weight[0];
+  c->own_phi = member.phi(engine, state->parity, side);
+  c->reference = c->phi[0];
+  c->scale = kLog2E / epsilon;
+  c->factor = ProductFactor(member.job, c->scale, point_scale);
+  const double rho = RhoOf(member.job, engine, side);
+  c->damping = isinf(rho) ? 1 : 1 / (1 + epsilon / rho);
 }
 
 }  // namespace cuda

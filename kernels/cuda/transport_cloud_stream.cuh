@@ -109,8 +109,8 @@ class Stream {
         break;
     }
     if (kTurns) {
-      // The next warpgroup comes in while the last products of this one are made.
       if (step - 2 >= limit_ - steps_ && step - 2 + kStage < limit_) CopySteps(step - 2 + kStage, step - 1 + kStage);
+      // The next warpgroup comes in while the last products of this one are made.
       WaitForProducts<1>();
       if (group != kGroups - 1 || step + 1 < limit_) ArriveAt(kTurn + (group + 1) % kGroups, 256);
     }
@@ -137,14 +137,16 @@ class Stream {
   __device__ static int Group() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
   __device__ int Depths() const { return kParts == Parts::kOne ? 1 : c_.depths; }
 
-  // Two groups of products: the last step's apart.
+  // Two groups of products, the last steps' apart: the next warpgroup comes in while they are made. Products of two
+  // warpgroups at once take longer than one after the other, so that is no earlier than it pays.
   template <int kSteps>
   __device__ void MultiplySteps(uint64_t rows, uint64_t columns, bool add, float (&acc)[16][4]) {
+    constexpr int kLast = kPlanes == 1 ? 2 : 1;
     const int plane = c_.plane_bytes / 16;
     BeginProducts();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      if (k == kSteps - 1) CommitProducts();
+      if (k == (kSteps > kLast ? kSteps - kLast : 0)) CommitProducts();
 #pragma unroll
       for (int product = kFirstProduct<kPlanes>; product < 3; ++product) {
         const bool first = k == 0 && product == kFirstProduct<kPlanes>;

@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
     const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
     __syncthreads();
     if (threadIdx.x == 0) {
-      FillContext(member, RowBlock{member.index, engine, block, rank, ranks}, pass_side, Pass::kMeasure, &c);
+      FillShape(member, RowBlock{member.index, engine, block, rank, ranks}, pass_side, &c);
+      FillState(member, pass_side, Pass::kMeasure, &c);
       Rows::Columns::Init(full[t], empty[t]);
     }
     __syncthreads();

@@ -21,6 +21,7 @@ namespace {
 constexpr int kChunkCosts = 16384;
 constexpr int kBlockPoints = 64;  // Rows of a block in step 2.
 constexpr int kWarps = kThreads / 32;
+constexpr int kCentreLanes = 32;  // Coordinates of a block in step 1.
 
 __host__ __device__ int PointChunks(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], ChunkPoints(job.size[side])));
@@ -96,24 +97,34 @@ __device__ void RangeOfCosts(const Member& member, int64_t chunk) {
 }
 
 // Step 1, unless one chunk has all: the chunks' sums to the centre; their ranges to those of the cloud, in place of the
-// first chunk's.
-__device__ void CentreOf(const Member& member, int side) {
+// first chunk's. A block has kCentreLanes coordinates; a warp every kWarps-th chunk of them.
+__device__ void CentreOf(const Member& member, int side, int block) {
   const Job& job = member.job;
-  const int dim = job.dim, chunks = PointChunks(job, side);
+  __shared__ double scratch[3][kWarps][kCentreLanes];
+  const int dim = job.dim, chunks = PointChunks(job, side), lane = threadIdx.x % kCentreLanes;
+  const int warp = threadIdx.x / kCentreLanes, k = block * kCentreLanes + lane;
   double* in = member.At<double>(job.at.chunk_sums[side]);
-  for (int k = threadIdx.x; k < dim; k += kThreads) {
-    double sum = 0, low = INFINITY, high = -INFINITY;
-#pragma unroll 8
-    for (int c = 0; c < chunks; ++c) {
-      const double* chunk = in + int64_t{3} * dim * c;
-      sum += chunk[k];
-      low = fmin(low, chunk[dim + k]);
-      high = fmax(high, chunk[2 * dim + k]);
-    }
-    in[dim + k] = low;
-    in[2 * dim + k] = high;
-    member.At<double>(job.at.centre[side])[k] = sum / job.size[side];
+  double sum = 0, low = INFINITY, high = -INFINITY;
+#pragma unroll 4
+  for (int c = warp; c < chunks && k < dim; c += kWarps) {
+    const double* chunk = in + int64_t{3} * dim * c;
+    sum += chunk[k];
+    low = fmin(low, chunk[dim + k]);
+    high = fmax(high, chunk[2 * dim + k]);
   }
+  scratch[0][warp][lane] = sum;
+  scratch[1][warp][lane] = low;
+  scratch[2][warp][lane] = high;
+  __syncthreads();  // All have read.
+  if (warp > 0 || k >= dim) return;
+  for (int w = 1; w < kWarps; ++w) {
+    sum += scratch[0][w][lane];
+    low = fmin(low, scratch[1][w][lane]);
+    high = fmax(high, scratch[2][w][lane]);
+  }
+  in[dim + k] = low;
+  in[2 * dim + k] = high;
+  member.At<double>(job.at.centre[side])[k] = sum / job.size[side];
 }
 
 // To 11 significant bits.
@@ -358,7 +369,10 @@ __global__ void __launch_bounds__(kThreads) PrepareKernel(LaunchTable table, int
   const Job& job = CopyJob(table.jobs[work.job]);
   AwaitKernelBefore();
   if (step == 3) return PrepareStates(Member{job, work.block});
-  if (step == 1) return CentreOf(Member{job, work.block / 2}, static_cast<int>(work.block % 2));
+  if (step == 1) {
+    const int64_t of_side = CeilDiv(job.dim, kCentreLanes), rest = work.block % (2 * of_side);
+    return CentreOf(Member{job, work.block / (2 * of_side)}, rest < of_side ? 0 : 1, static_cast<int>(rest % of_side));
+  }
   const bool costs = step == 0 && job.dense;
   int chunks[2];
   for (int side = 0; side < 2; ++side) {
@@ -380,7 +394,7 @@ int64_t PrepareBlocks(const Job& job, int step) {
     case 0:
       return job.dense ? CostChunks(job) : PointChunks(job, 0) + PointChunks(job, 1);
     case 1:
-      return job.dense || PointChunks(job, 0) * PointChunks(job, 1) == 1 ? 0 : 2;
+      return job.dense || PointChunks(job, 0) * PointChunks(job, 1) == 1 ? 0 : 2 * CeilDiv(job.dim, kCentreLanes);
     case 2:
       return PointBlocks(job, 0) + PointBlocks(job, 1);
     case 3:
