@@ -263,11 +263,14 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 
 int GradientRanks(const Job& job, int side) {
   const int64_t blocks = RowBlocksOf(job, side) * PartGroups(job), tiles = CeilDiv(job.size[1 - side], kCloudTile);
+  // What a block has to do beside its tiles takes as long as so many of them.
+  const Parts parts = PartsOf(PlanesOf(job), job.dim);
+  const int64_t beside = parts == Parts::kOne ? 12 : parts == Parts::kFew ? 4 : 2;
   int best = 1;
   int64_t least = 0;
   for (int ranks = 1; ranks <= kGradientRanksMost && (ranks == 1 || 4 * ranks <= tiles); ranks *= 2) {
-    // Waves of blocks on an H200, each as long as its tiles and what it has to do beside them.
-    const int64_t time = CeilDiv(blocks * ranks, ranks > 2 ? 128 : 132) * (CeilDiv(tiles, ranks) + 1);
+    // Waves of blocks on an H200.
+    const int64_t time = CeilDiv(blocks * ranks, ranks > 2 ? 128 : 132) * (CeilDiv(tiles, ranks) + beside);
     if (ranks > 1 && time >= least) continue;
     least = time;
     best = ranks;
