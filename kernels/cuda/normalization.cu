@@ -119,10 +119,11 @@ struct Key {
   int size = 0;
   PlainKind plain = {};  // backward: of the other kernels too.
   int ranks = 1;         // kHeld
-  int threads = 0;       // kGeneral
+  HeldWork held = HeldWork::kForward;
+  int threads = 0;  // kGeneral
   bool operator<(const Key& other) const {
     const auto tie = [](const Key& key) {
-      return std::tie(key.kernel, key.size, key.plain.backward, key.plain.is_short, key.ranks, key.threads);
+      return std::tie(key.kernel, key.size, key.plain.backward, key.plain.is_short, key.ranks, key.held, key.threads);
     };
     return tie(*this) < tie(other);
   }
@@ -130,10 +131,13 @@ struct Key {
 
 // Whole tiles and smaller matrices go together.
 Key KeyOf(const NormalizationResident& resident) {
-  if (resident.general()) return {Kernel::kGeneral, 0, {}, 1, GeneralThreads(resident.task)};
+  if (resident.general()) return {Kernel::kGeneral, 0, {}, 1, {}, GeneralThreads(resident.task)};
   const bool is_short = resident.shape.kernel == Kernel::kPlain && IsShort(resident.task);
   const PlainKind plain = {resident.task.unrolled, is_short, resident.shape.padded};
-  return {resident.shape.kernel, resident.shape.size, plain, resident.shape.ranks, 0};
+  const HeldWork held = resident.task.unrolled   ? HeldWork::kUnrolled
+                        : resident.task.implicit ? HeldWork::kImplicit
+                                                 : HeldWork::kForward;
+  return {resident.shape.kernel, resident.shape.size, plain, resident.shape.ranks, held, 0};
 }
 
 // The task of the next launch. False: the problem has failed.
@@ -165,8 +169,7 @@ bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, L
   }
   // The implicit modes' kernel has tallies of its own.
   void* address = nullptr;
-  const int parts = !resident->general() && shape.plan_bytes > 0 ? 2 : 1;
-  resident->tally_count = parts * task.blocks;
+  resident->tally_count = task.blocks + (resident->general() ? 0 : shape.backward_blocks);
   resident->tallies = static_cast<const Tally*>(context->HostVisible(resident->tally_count * sizeof(Tally), &address));
   task.tallies = static_cast<Tally*>(address);
   if (resident->tallies != nullptr) return true;
@@ -174,16 +177,28 @@ bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, L
   return false;
 }
 
-// `threads`: of a block of kPlain's.
-cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, int threads, int64_t shared_bytes,
-                           cudaStream_t stream) {
+// A launch with all that it needs in the device's hands.
+struct Ready {
+  Key key;
+  LaunchOf launch = {};
+  int64_t blocks = 0, shared_bytes = 0;
+  bool warp_each = true;  // A block for each warp's worth of members.
+};
+
+// `overlaps`: see LaunchPlain.
+cudaError_t LaunchReady(const Ready& ready, bool overlaps, cudaStream_t stream) {
+  const Key& key = ready.key;
+  const LaunchOf& launch = ready.launch;
+  const int blocks = static_cast<int>(ready.blocks);
+  const int64_t shared_bytes = ready.shared_bytes;
   switch (key.kernel) {
     case Kernel::kPlain:
-      return LaunchPlain(key.size, key.plain, launch, blocks, threads, shared_bytes, stream);
+      return LaunchPlain(key.size, key.plain, launch, blocks, ready.warp_each ? 32 : 128, shared_bytes, overlaps,
+                         stream);
     case Kernel::kTiles:
       return LaunchTiles(key.size, key.plain.backward, launch, blocks, shared_bytes, stream);
     case Kernel::kHeld:
-      return LaunchHeld(key.size, key.ranks, key.plain.backward, launch, blocks, shared_bytes, stream);
+      return LaunchHeld(key.size, key.ranks, key.held, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
       return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
     case Kernel::kBackward:
@@ -195,59 +210,71 @@ cudaError_t LaunchKernelOf(const Key& key, const LaunchOf& launch, int blocks, i
 }
 
 // The task of the implicit modes' kernel.
-Task BackwardTask(const Task& forward) {
+Task BackwardTask(const Task& forward, int32_t blocks) {
   Task task = forward;
   task.given_plan = {forward.plan_copy.data, DType::kFloat32, false};
   task.transposed = false;
   task.rows = task.n;
   task.cols = task.m;
   task.tallies += task.blocks;
+  task.blocks = blocks;
   return task;
 }
 
-absl::Status LaunchTasks(const Key& key, const std::vector<Task>& tasks, int64_t shared_bytes, LaunchContext* context) {
-  LaunchOf launch{};
-  int64_t blocks = 0;
-  bool warp_each = true;  // A block for each warp's worth of members.
+// False: no memory.
+bool MakeReady(const std::vector<Task>& tasks, LaunchContext* context, Ready* ready) {
   for (const Task& task : tasks) {
-    blocks += task.blocks;
-    warp_each &= task.blocks * task.redo_members >= task.count;
+    ready->blocks += task.blocks;
+    ready->warp_each &= task.blocks * task.redo_members >= task.count;
   }
   if (tasks.size() == 1) {
-    launch.only = tasks[0];
-  } else {
-    std::vector<BlockOf> of;
-    of.reserve(blocks);
-    for (size_t k = 0; k < tasks.size(); ++k) {
-      for (int32_t b = 0; b < tasks[k].blocks; ++b) of.push_back({static_cast<int32_t>(k), b});
-    }
-    launch.tasks = static_cast<const Task*>(context->Upload(tasks.data(), tasks.size() * sizeof(Task)));
-    launch.blocks = static_cast<const BlockOf*>(context->Upload(of.data(), of.size() * sizeof(BlockOf)));
-    if (launch.tasks == nullptr || launch.blocks == nullptr) {
-      return absl::ResourceExhaustedError("no memory for the normalization's descriptors");
-    }
+    ready->launch.only = tasks[0];
+    return true;
   }
-  const cudaError_t error =
-      LaunchKernelOf(key, launch, static_cast<int>(blocks), warp_each ? 32 : 128, shared_bytes, context->stream());
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("normalization: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+  std::vector<BlockOf> of;
+  of.reserve(ready->blocks);
+  for (size_t k = 0; k < tasks.size(); ++k) {
+    for (int32_t b = 0; b < tasks[k].blocks; ++b) of.push_back({static_cast<int32_t>(k), b});
+  }
+  ready->launch.tasks = static_cast<const Task*>(context->Upload(tasks.data(), tasks.size() * sizeof(Task)));
+  ready->launch.blocks = static_cast<const BlockOf*>(context->Upload(of.data(), of.size() * sizeof(BlockOf)));
+  return ready->launch.tasks != nullptr && ready->launch.blocks != nullptr;
 }
 
-absl::Status LaunchTogether(const Key& key, const std::vector<NormalizationResident*>& residents,
-                            LaunchContext* context) {
+// A group's launches: to `first`, and what waits for it to `second`. Without memory the group fails.
+void AddLaunches(const Key& key, const std::vector<NormalizationResident*>& residents, LaunchContext* context,
+                 std::vector<Ready>* first, std::vector<Ready>* second) {
   std::vector<Task> tasks, backward;
-  int64_t shared_bytes = 0;
+  Ready ready, after;
+  ready.key = key;
   for (const NormalizationResident* resident : residents) {
     tasks.push_back(resident->task);
-    shared_bytes = std::max(shared_bytes, resident->shape.shared_bytes);
-    if (!resident->general() && resident->shape.plan_bytes > 0) backward.push_back(BackwardTask(resident->task));
+    ready.shared_bytes = std::max(ready.shared_bytes, resident->shape.shared_bytes);
+    if (resident->general() || resident->shape.plan_bytes == 0) continue;
+    after.key = {Kernel::kBackward, TileIndex(std::max(resident->task.n, resident->task.m))};
+    backward.push_back(BackwardTask(resident->task, resident->shape.backward_blocks));
   }
-  absl::Status status = LaunchTasks(key, tasks, shared_bytes, context);
-  if (status.ok() && !backward.empty()) {
-    status.Update(LaunchTasks({Kernel::kBackward, key.size, {}, 1, 0}, backward, 0, context));
+  if (!MakeReady(tasks, context, &ready) || (!backward.empty() && !MakeReady(backward, context, &after))) {
+    for (NormalizationResident* resident : residents) {
+      resident->Fail(absl::ResourceExhaustedError("no memory for the normalization's descriptors"));
+    }
+    return;
   }
-  if (!absl::IsResourceExhausted(status)) return status;
-  for (NormalizationResident* resident : residents) resident->Fail(status);
+  first->push_back(ready);
+  if (!backward.empty()) second->push_back(after);
+}
+
+absl::Status LaunchAll(const std::vector<Ready>& launches, LaunchContext* context) {
+  bool plain = false;  // The launch before is one of kPlain's.
+  for (const Ready& ready : launches) {
+    const bool mine = ready.key.kernel == Kernel::kPlain && context->device().compute_major >= 9;
+    const cudaError_t error = LaunchReady(ready, plain && mine, context->stream());
+    if (error != cudaSuccess) {
+      return absl::InternalError(
+          absl::StrCat("normalization: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+    }
+    plain = mine;
+  }
   return absl::OkStatus();
 }
 
@@ -284,17 +311,21 @@ class NormalizationFamily final : public Family {
       mine->Settle(context->device());
       blocks[KeyOf(*mine)] += mine->shape.blocks;
     }
-    const int64_t at_a_time = 4 * std::max(context->device().sm_count, 1);
+    // Several times as many blocks as the device runs at a time: whichever are left over in the end are short.
+    const int64_t wanted = 16 * std::max(context->device().sm_count, 1);
     for (Resident* resident : residents) {
       auto* mine = static_cast<NormalizationResident*>(resident);
       const Key key = KeyOf(*mine);
-      const int64_t sharing = std::clamp<int64_t>(blocks[key] / at_a_time, 1, 4);
+      const int64_t sharing = std::clamp<int64_t>(blocks[key] / wanted, 1, 4);
       if (Prepare(mine, slice_seconds / residents.size(), sharing, context)) groups[key].push_back(mine);
     }
-    for (const auto& [key, group] : groups) {
-      if (absl::Status status = LaunchTogether(key, group, context); !status.ok()) return status;
+    // The largest first: the last blocks at work are short ones.
+    std::vector<Ready> first, second;
+    for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
+      AddLaunches(group->first, group->second, context, &first, &second);
     }
-    return absl::OkStatus();
+    if (absl::Status status = LaunchAll(first, context); !status.ok()) return status;
+    return LaunchAll(second, context);
   }
   void Collect(absl::Span<Resident* const> residents) const override {
     for (Resident* resident : residents) static_cast<NormalizationResident*>(resident)->Collect();

@@ -101,8 +101,10 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant
   LaneTally tally;
 
   ForMembers<Shape>(task, block, [&](int64_t first, int count) {
-    const uint32_t left = task.redo[first / Shape::kMembers];  // Members that the forward kernel could not hold.
-    const bool there = place.member < count && (left >> place.member & 1) == 0;
+    const int64_t mine = first + min(place.member, count - 1);
+    // Members that the forward kernel could not hold are left out.
+    const bool left = (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1) != 0;
+    const bool there = place.member < count && !left;
     float one[R][C];
     double P[R][C], row[R], col[C], side[kOwn], inverse[kOwn], diagonal[kOwn], right[kOwn], beta[C];
     Stage<Shape>::Load(lane, task.given_plan, n, m, first, count, buffer);

@@ -1,5 +1,6 @@
 // In order: the task, the kernel, blocks and memory, predictions.
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "kernels/cuda/normalization_choice.h"
@@ -12,7 +13,6 @@ namespace {
 
 constexpr int64_t kWorkspaceLimit = int64_t{1} << 30;  // Of the slots of one problem.
 constexpr int64_t kSlotsPerMultiprocessor = 4;
-constexpr int32_t kPlainSide = 64;
 constexpr int64_t kStaticSharedBytes = 4 << 10;  // Of any kernel.
 
 // That a block may have.
@@ -86,17 +86,17 @@ bool IsShort(const Task& task) { return SizeOf(task.logits.dtype) == 2; }
 // By shape, types and options alone.
 Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool in_registers = std::max(task.n, task.m) <= kRegisterSide;
-  const bool backward_in_registers = in_registers && task.backward != BackwardMode::kImplicitFull;
-  if (!task.forward || task.exact || (task.implicit && !backward_in_registers) ||
-      problem.solver.precision == Precision::kDouble || task.logits.dtype == DType::kFloat64 ||
-      std::max(task.n, task.m) > kStreamSide) {
-    return Kernel::kGeneral;
-  }
   const bool packed = !task.logits.shared && !task.cotangent.shared && IsUniform(task);
   const bool plain = task.n == task.m && !task.has_dustbin && !task.own_marginals && !task.softmax &&
                      task.offset == 0 && task.guard == Guard::kNone && task.tolerance == 0 && packed;
-  if (plain && task.n <= kPlainSide) return Kernel::kPlain;
-  if (plain && !task.transposed) return Kernel::kHeld;  // kStream where the device cannot.
+  const bool held = plain && !task.transposed;
+  const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || held);
+  if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
+      task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
+    return Kernel::kGeneral;
+  }
+  if (plain && task.n <= (task.implicit ? kRegisterSide : std::end(kPlainSides)[-1])) return Kernel::kPlain;
+  if (held) return Kernel::kHeld;  // Another where the device cannot.
   return in_registers ? Kernel::kTiles : Kernel::kStream;
 }
 
@@ -113,11 +113,11 @@ int32_t BlocksFor(int64_t warps, int64_t at_a_time) {
   return static_cast<int32_t>(blocks <= 2 * at_a_time ? blocks : at_a_time);
 }
 
-// Where the device cannot hold it, kernel is kStream.
+// Where the device cannot hold it, kernel becomes another.
 void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
   const HeldPlan plan = device.compute_major >= 9 ? HeldPlanOf(device.index, device.sm_count, task) : HeldPlan();
   if (plan.at_a_time == 0) {
-    shape->kernel = Kernel::kStream;
+    shape->kernel = task.implicit ? Kernel::kGeneral : Kernel::kStream;
     return;
   }
   shape->size = plan.size;
@@ -132,9 +132,45 @@ void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
   shape->blocks = static_cast<int32_t>(members * plan.ranks);
 }
 
+// Of kPlain and kTiles.
+void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
+  const bool plain = shape->kernel == Kernel::kPlain;
+  const int side = std::max(task.n, task.m);
+  const int64_t multiprocessors = std::max(device.sm_count, 1);
+  shape->size = plain ? PlainIndex(side, task.unrolled) : TileIndex(side);
+  shape->padded = !plain || side != kPlainSides[shape->size];
+  shape->redo_members = (plain ? kPlainMembers : kWarpMembers)[shape->size];
+  const int64_t warps = (task.count + shape->redo_members - 1) / shape->redo_members;
+  shape->redo_bytes = Padded(4 * warps);
+  int64_t at_a_time = multiprocessors * 5;
+  if (task.unrolled) {
+    const int64_t history =
+        plain ? PlainHistoryBytes(shape->size, task.iterations) : HistoryBytes(shape->size, task.iterations);
+    const int64_t room = SharedBytes(device) - kStaticSharedBytes - (side > 16 ? 64 << 10 : 40 << 10);  // Buffers.
+    if (history <= std::min(SharedHistoryBytes(), room)) {
+      shape->shared_bytes = history;
+    } else {
+      shape->first_slot_bytes = history;
+      at_a_time = std::clamp<int64_t>(4 * kWorkspaceLimit / history, 1, multiprocessors * 4);
+    }
+  }
+  if (plain) {
+    const PlainKind kind = {task.unrolled, IsShort(task), shape->padded};
+    at_a_time = std::min(at_a_time, multiprocessors * PlainBlocks(shape->size, kind, shape->shared_bytes));
+  }
+  // A warp each while there is a multiprocessor for each.
+  shape->blocks = warps <= multiprocessors ? static_cast<int32_t>(warps) : BlocksFor(warps, at_a_time);
+  if (shape->first_slot_bytes > 0) shape->blocks = static_cast<int32_t>(std::min<int64_t>(shape->blocks, at_a_time));
+  if (!task.implicit) return;
+  shape->plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));
+  const int64_t members = kWarpMembers[TileIndex(side)];
+  shape->backward_blocks = BlocksFor((task.count + members - 1) / members, multiprocessors * (side <= 8 ? 5 : 4));
+}
+
 Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task) {
   Shape shape;
   shape.kernel = KernelOf(problem, task);
+  if (shape.kernel == Kernel::kHeld) ShapeHeld(device, task, &shape);
   shape.slot_bytes = GeneralSlotBytes(task);
   const int64_t multiprocessors = std::max(device.sm_count, 1);
   const bool general = shape.kernel == Kernel::kGeneral;
@@ -142,10 +178,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   const int64_t most = general ? multiprocessors * (GeneralThreads(task) <= 128 ? 8 : kSlotsPerMultiprocessor) : 64;
   const int64_t fitting = std::max<int64_t>((general ? kWorkspaceLimit : kWorkspaceLimit / 8) / shape.slot_bytes, 1);
   shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting}));
-  if (general) return shape;
-
-  if (shape.kernel == Kernel::kHeld) ShapeHeld(device, task, &shape);
-  if (shape.kernel == Kernel::kHeld) return shape;
+  if (general || shape.kernel == Kernel::kHeld) return shape;
   if (shape.kernel == Kernel::kStream) {
     shape.size = StreamIndex(std::max(task.n, task.m));
     // Where K does not fit into shared memory, the next larger matrices' kernel reads it from L2.
@@ -158,31 +191,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
                                                   std::max<int64_t>(4 * kWorkspaceLimit / shape.first_slot_bytes, 1)}));
     return shape;
   }
-  shape.size = TileIndex(std::max(task.n, task.m));
-  shape.redo_members = kWarpMembers[shape.size];
-  const int64_t warps = (task.count + kWarpMembers[shape.size] - 1) / kWarpMembers[shape.size];
-  shape.redo_bytes = Padded(4 * warps);
-  if (task.implicit) shape.plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));
-  const bool plain = shape.kernel == Kernel::kPlain;
-  shape.padded = task.n != 4 << shape.size;
-  int64_t at_a_time = multiprocessors * 5;
-  if (task.unrolled) {
-    const int64_t history =
-        plain ? PlainHistoryBytes(shape.size, task.iterations) : HistoryBytes(shape.size, task.iterations);
-    const int64_t room = SharedBytes(device) - kStaticSharedBytes - (shape.size > 3 ? 64 << 10 : 40 << 10);  // Buffers.
-    if (history <= std::min(SharedHistoryBytes(), room)) {
-      shape.shared_bytes = history;
-    } else {
-      shape.first_slot_bytes = history;
-      at_a_time = std::clamp<int64_t>(4 * kWorkspaceLimit / history, 1, multiprocessors * 4);
-    }
-  }
-  if (plain)
-    at_a_time = std::min(at_a_time,
-                         multiprocessors * PlainBlocks(shape.size, IsShort(task), task.unrolled, shape.shared_bytes));
-  // A warp each while there is a multiprocessor for each.
-  shape.blocks = warps <= multiprocessors ? static_cast<int32_t>(warps) : BlocksFor(warps, at_a_time);
-  if (shape.first_slot_bytes > 0) shape.blocks = static_cast<int32_t>(std::min<int64_t>(shape.blocks, at_a_time));
+  ShapeTiles(device, task, &shape);
   return shape;
 }
 
@@ -214,7 +223,10 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
     const double rounds = std::ceil(static_cast<double>(task.count) * shape.ranks / shape.blocks);
     // Measured on an H200, starts and ends too: tests/bench/results/gpu_normalization.md.
     const double iteration = shape.size == 0 ? 0.8e-6 : shape.size == 1 ? 1.35e-6 : 2.7e-6;
-    return 1e-5 + rounds * ((task.unrolled ? 3 : 1) * task.iterations * iteration + (task.unrolled ? 60e-6 : 20e-6));
+    const double passes = task.unrolled   ? 3.0 * task.iterations
+                          : task.implicit ? task.iterations + 10.0
+                                          : task.iterations;
+    return 1e-5 + rounds * (passes * iteration + (task.unrolled ? 60e-6 : task.implicit ? 40e-6 : 20e-6));
   }
   if (shape.kernel == Kernel::kStream) {
     const double area = static_cast<double>(task.rows) * (64 << shape.size);
@@ -223,7 +235,7 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
     const double iteration = 1.5e-6 + area / (shape.size > 2 ? 9e9 : 32e9) * (shape.size > 1 ? 1 : .25);
     return 1e-5 + rounds * ((task.unrolled ? 3 : 1) * task.iterations + 6) * iteration;
   }
-  const double side = 4 << shape.size, area = side * side;
+  const double side = shape.kernel == Kernel::kPlain ? kPlainSides[shape.size] : 4 << shape.size, area = side * side;
   const double factor = (shape.kernel == Kernel::kPlain ? 1 : 1.5) * (task.unrolled ? 3.2 : task.implicit ? 2.5 : 1);
   const double lanes = 128.0 * std::max(device.sm_count, 1) * 1.7e9;
   const double work = static_cast<double>(task.count) * area * (3.0 * task.iterations * factor + 20) / lanes;

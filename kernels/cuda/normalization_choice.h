@@ -34,6 +34,7 @@ struct Shape {
   int64_t first_slot_bytes = 0;      // of so much workspace each,
   int64_t shared_bytes = 0;          // and dynamic shared memory.
   bool padded = false;               // kPlain: smaller than the tile.
+  int32_t backward_blocks = 0;       // Of the implicit modes' kernel.
   int64_t redo_bytes = 0, redo_members = 1;
   int64_t plan_bytes = 0;      // P for the implicit modes' kernel.
   int32_t general_blocks = 0;  // Of the general kernel.

@@ -11,12 +11,16 @@ namespace cuda {
 namespace normalization {
 
 template <>
-HeldFunction HeldKernelOf<Held128>(bool backward) {
-  return backward ? HeldKernel<Held128, true> : HeldKernel<Held128, false>;
+HeldFunction HeldKernelOf<Held128>(HeldWork work) {
+  return work == HeldWork::kImplicit   ? HeldImplicit<Held128>()
+         : work == HeldWork::kUnrolled ? HeldKernel<Held128, HeldWork::kUnrolled>
+                                       : HeldKernel<Held128, HeldWork::kForward>;
 }
 template <>
-HeldFunction HeldKernelOf<Held256>(bool backward) {
-  return backward ? HeldKernel<Held256, true> : HeldKernel<Held256, false>;
+HeldFunction HeldKernelOf<Held256>(HeldWork work) {
+  return work == HeldWork::kImplicit   ? HeldImplicit<Held256>()
+         : work == HeldWork::kUnrolled ? HeldKernel<Held256, HeldWork::kUnrolled>
+                                       : HeldKernel<Held256, HeldWork::kForward>;
 }
 
 namespace {
@@ -42,7 +46,7 @@ constexpr size_t kSharedBytes = kHeldSharedFloats<Shape> * sizeof(float);
 // Members at a time on the calling thread's device; 0: it cannot run the kernel.
 template <class Shape>
 int MembersAtATime(int multiprocessors, int ranks) {
-  auto* const kernel = HeldKernelOf<Shape>(true);
+  auto* const kernel = HeldKernelOf<Shape>(HeldWork::kUnrolled);
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.ptxVersion < 90) return 0;
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Shape>);
@@ -85,11 +89,11 @@ HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task) {
   return plan;
 }
 
-cudaError_t LaunchHeld(int size, int ranks, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+cudaError_t LaunchHeld(int size, int ranks, HeldWork work, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                        cudaStream_t stream) {
   WithShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    auto* const kernel = HeldKernelOf<Shape>(backward);
+    auto* const kernel = HeldKernelOf<Shape>(work);
     LaunchCluster(kernel, blocks, ranks, Shape::kThreadCount, shared_bytes, stream, launch);
   });
   return cudaGetLastError();

@@ -4,6 +4,7 @@
 // Backward, formulas as in normalization_registers.cuh. The reverse of an iteration is a pass with other vectors. The
 // vectors of all iterations go to the workspace; where the passes are done the registers of K make room for the
 // gradient, a product of these histories, and its factor K is computed once more from the logits, bit by bit the same.
+// Of the implicit modes a step of conjugate gradients is a pass, too.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
 
@@ -13,9 +14,11 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-template <class Shape, bool kBackward>
+template <class Shape, HeldWork kWork>
 class Held : private HeldBase<Shape> {
   using Base = HeldBase<Shape>;
+  static constexpr bool kUnrolled = kWork == HeldWork::kUnrolled, kImplicit = kWork == HeldWork::kImplicit;
+  static constexpr bool kBackward = kUnrolled || kImplicit;
 
  public:
   __device__ Held(const Task& task, float* slot, uint64_t (&barriers)[2], int rank, int ranks)
@@ -34,6 +37,7 @@ class Held : private HeldBase<Shape> {
     float v[C], col_error = Iterate(v);
     float row_bar = 0, col_bars[C];
     float row_error = FinishForward(v, &row_bar, col_bars);
+    if constexpr (kImplicit) safe = SolveImplicit(row_bar, col_bars) && safe;
     row_error = MemberSum(row_error);
     col_error = MemberSum(col_error);
     safe = MemberSum(safe ? 0.0f : 1.0f) == 0;
@@ -44,8 +48,8 @@ class Held : private HeldBase<Shape> {
       if (good) Certify(task_, member, true, row_error, col_error, task_.iterations, tally);
     }
     if constexpr (kBackward) {
-      Reverse(row_bar, col_bars);
-      const float infinite = MemberSum(FinishGradient() ? 0.0f : 1.0f);
+      if constexpr (kUnrolled) Reverse(row_bar, col_bars);
+      const float infinite = MemberSum((kUnrolled ? FinishGradient() : FinishImplicit()) ? 0.0f : 1.0f);
       if (rank_ == 0 && threadIdx.x == 0 && good && infinite != 0) tally->flags |= Tally::kNotFinite;
     }
     __syncthreads();  // Shared memory and the slot are free.
@@ -96,7 +100,7 @@ class Held : private HeldBase<Shape> {
   __device__ float Iterate(float (&v)[C]) {
 #pragma unroll
     for (int c = 0; c < C; ++c) v[c] = Inside(c) ? 1.0f : 0.0f;
-    if constexpr (kBackward) {
+    if constexpr (kUnrolled) {
       for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(0)[j] = j < n_ ? 1.0f : 0.0f;
     }
     *Error() = 0;
@@ -104,7 +108,7 @@ class Held : private HeldBase<Shape> {
     for (int t = 1; t <= task_.iterations; ++t) {
       float q[C];
       u_ = Pass(v, q, [&](float sum) { return HasRow() ? Reciprocal(sum) : 0.0f; });
-      if (kBackward && across_ == 0) HistoryU(t)[down_ * 32 + lane_] = u_;
+      if (kUnrolled && across_ == 0) HistoryU(t)[down_ * 32 + lane_] = u_;
       Columns(q, [&](int j, float sum) {
         const float now = Reciprocal(sum);
         *Error() = fabsf(fmaf(now, sum, -1.0f));
@@ -112,7 +116,7 @@ class Held : private HeldBase<Shape> {
         return now;
       });
       ReadVector(v);
-      if constexpr (kBackward) Remember(HistoryV(t));
+      if constexpr (kUnrolled) Remember(HistoryV(t));
     }
     return IsFirstOwner() ? *Error() : 0.0f;
   }
@@ -165,6 +169,7 @@ class Held : private HeldBase<Shape> {
     }
     row_sum = this->template AcrossWarps<Sum>(row_sum, 0);
     if constexpr (kBackward) *row_bar = this->template AcrossWarps<Sum>(*row_bar, 1);
+    row_sum_ = row_sum;
     if (across_ != 0 || !HasRow()) return 0;
     StoreSum(task_.row_sums, OwnRow(), row_sum);
     return fabsf(row_sum - 1);
@@ -251,10 +256,148 @@ class Held : private HeldBase<Shape> {
     }
   }
 
+  // ---- The implicit modes -------------------------------------------------------------------------------------------
+  // As in normalization_implicit.cuh, by conjugate gradients in float32; columns of P sum up to 1. A thread has some
+  // columns' numbers, in every block of a cluster the same; they are kept where rows come and go.
+  static constexpr int kMine = kColumns / Shape::kThreadCount;
+  enum Number { kX, kResidual, kDirection, kV };
+  __device__ float& Mine(Number number, int k) const { return Buffer(number)[32 * k + lane_]; }
+  __device__ static int MyColumn(int k) { return static_cast<int>(threadIdx.x) + Shape::kThreadCount * k; }
+  // The vector becomes number(k), of the own columns.
+  template <class NumberOf>
+  __device__ void SetVector(NumberOf number) {
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) Vector()[MyColumn(k)] = MyColumn(k) < n_ ? number(k) : 0.0f;
+    __syncthreads();  // The vector is there.
+  }
+  // Sums over the block. Uses of the same `first` need a barrier between them, and a pass.
+  template <int kCount>
+  __device__ void BlockSums(float (&x)[kCount], int first) const {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      x[e] = WarpSum(x[e]);
+      if (lane_ == 0) Line()[first + e] = x[e];
+    }
+    __syncthreads();  // The warps' are there.
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      x[e] = 0;
+#pragma unroll
+      for (int w = 0; w < Shape::W; ++w) x[e] += Line()[32 * (w - this->warp_) + first + e];
+    }
+  }
+
+  // alpha, and v beta in the vector. False: too ill-conditioned for float32.
+  __device__ bool SolveImplicit(float row_bar, const float (&col_bars)[C]) {
+    constexpr int kMostSteps = 64;
+    constexpr float kSolved = 1e-7f, kLeastCurvature = 0.1f;
+    inverse_ = !HasRow() ? 0.0f : task_.backward == BackwardMode::kImplicitUnit ? 1.0f : 1 / row_sum_;
+    float x[C], q[C];
+    ReadVector(x);
+    __syncthreads();  // The rows' parts are read.
+    const float side = row_bar * inverse_ * u_;
+    (void)Pass(x, q, [&](float) { return side; });
+#pragma unroll
+    for (int c = 0; c < C; ++c) q[c] = fmaf(-x[c], q[c], col_bars[c]);
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) Mine(kV, k) = Vector()[MyColumn(k)];
+    Columns(q, [](int, float sum) { return sum; });
+    // The residual: the right-hand side without its part along the constant.
+    float total[1] = {};
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) total[0] += Vector()[MyColumn(k)];
+    BlockSums(total, 0);
+    float norm[1] = {};
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) {
+      const float residual = MyColumn(k) < n_ ? Vector()[MyColumn(k)] - total[0] / n_ : 0.0f;
+      Mine(kX, k) = 0;
+      Mine(kResidual, k) = Mine(kDirection, k) = residual;
+      norm[0] = fmaf(residual, residual, norm[0]);
+    }
+    BlockSums(norm, 4);
+    const float goal = norm[0] * kSolved * kSolved;
+    bool good = norm[0] < FLT_MAX;
+#pragma unroll 1
+    for (int step = 0; norm[0] > goal && good; ++step) {
+      SetVector([&](int k) { return Mine(kV, k) * Mine(kDirection, k); });
+      ReadVector(x);
+      (void)Pass(x, q, [&](float product) { return u_ * u_ * inverse_ * product; });
+      Columns(q, [](int, float product) { return product; });
+      float sums[3] = {};  // Of direction * product, direction^2, the product.
+      float product[kMine];
+#pragma unroll
+      for (int k = 0; k < kMine; ++k) {
+        const float direction = Mine(kDirection, k);
+        product[k] = MyColumn(k) < n_ ? fmaf(-Mine(kV, k), Vector()[MyColumn(k)], direction) : 0.0f;
+        sums[0] = fmaf(direction, product[k], sums[0]);
+        sums[1] = fmaf(direction, direction, sums[1]);
+        sums[2] += product[k];
+      }
+      BlockSums(sums, 0);
+      good = step < kMostSteps && sums[0] > kLeastCurvature * sums[1];
+      const float stride = norm[0] / sums[0], share = sums[2] / n_;
+      float next[1] = {};
+#pragma unroll
+      for (int k = 0; k < kMine; ++k) {
+        const float residual = MyColumn(k) < n_ ? fmaf(-stride, product[k] - share, Mine(kResidual, k)) : 0.0f;
+        Mine(kX, k) = fmaf(stride, Mine(kDirection, k), Mine(kX, k));
+        Mine(kResidual, k) = residual;
+        next[0] = fmaf(residual, residual, next[0]);
+      }
+      BlockSums(next, 4);
+      const float turn = next[0] / norm[0];
+#pragma unroll
+      for (int k = 0; k < kMine; ++k) Mine(kDirection, k) = fmaf(turn, Mine(kDirection, k), Mine(kResidual, k));
+      norm[0] = next[0];
+    }
+    SetVector([&](int k) { return Mine(kV, k) * Mine(kX, k); });
+    ReadVector(x);
+    (void)Pass(x, q, [&](float product) {
+      alpha_ = fmaf(-u_, product, row_bar) * inverse_;
+      return 0.0f;
+    });
+    return good && norm[0] <= goal;
+  }
+
+  // dL/dlogits = (dP - alpha_i - beta_j) P. True: this thread's part is finite.
+  __device__ bool FinishImplicit() {
+    const HeldRows<Shape> rows = Rows();
+    float v[C], shares[C], infinite = 0;
+    ReadVector(shares);
+    __syncthreads();  // The vector is free.
+    SetVector([&](int k) { return Mine(kV, k); });
+    ReadVector(v);
+    Line()[lane_] = u_;
+    __syncwarp();  // The multipliers are there.
+#pragma unroll 1
+    for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
+      const float* const k_rows = this->RowsOfK(first);
+      rows.Fetch(task_.cotangent, first, kGroup, Buffer(0));
+      rows.Arrived();
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        float g[C], d[C];
+        const float u = Line()[first + k], alpha = __shfl_sync(kFullMask, alpha_, first + k);
+        Read(k_rows + k * kWarpColumns, g);
+        Read(Buffer(k), d);
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          g[c] *= u * fmaf(d[c] - alpha, v[c], -shares[c]);
+          if (FirstRow() + first + k < n_ && Inside(c)) infinite = fmaf(g[c], 0.0f, infinite);
+        }
+        Write(g, Buffer(k));
+      }
+      rows.Store(task_.gradient, first, kGroup, Buffer(0));
+    }
+    return infinite == 0;
+  }
+
   float u_ = 0;  // Of the own row.
+  float row_sum_ = 0, inverse_ = 0, alpha_ = 0;
 };
 
-template <class Shape, bool kBackward>
+template <class Shape, HeldWork kWork>
 __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 128 ? 3 : 1)
     HeldKernel(const __grid_constant__ LaunchOf launch) {
 #if __CUDA_ARCH__ >= 900  // The shared memory of one before is too small.
@@ -264,8 +407,8 @@ __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 12
   const int ranks = Shape::kCluster ? task.ranks : 1, rank = block % ranks, clusters = task.blocks / ranks;
   __shared__ LaneTally tally;  // Thread 0's; registers have no room for it.
   if (threadIdx.x == 0) tally = LaneTally();
-  Held<Shape, kBackward> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers, rank,
-                              ranks);
+  Held<Shape, kWork> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers, rank,
+                          ranks);
   for (int64_t member = task.first + block / ranks; member < task.last; member += clusters) held.Solve(member, &tally);
   if constexpr (Shape::kCluster) SyncCluster();  // Nobody sends to a block that is gone.
   if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);

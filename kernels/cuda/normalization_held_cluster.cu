@@ -6,12 +6,16 @@ namespace cuda {
 namespace normalization {
 
 template <>
-HeldFunction HeldKernelOf<Held512>(bool backward) {
-  return backward ? HeldKernel<Held512, true> : HeldKernel<Held512, false>;
+HeldFunction HeldKernelOf<Held512>(HeldWork work) {
+  return work == HeldWork::kImplicit   ? HeldImplicit<Held512>()
+         : work == HeldWork::kUnrolled ? HeldKernel<Held512, HeldWork::kUnrolled>
+                                       : HeldKernel<Held512, HeldWork::kForward>;
 }
 template <>
-HeldFunction HeldKernelOf<Held1024>(bool backward) {
-  return backward ? HeldKernel<Held1024, true> : HeldKernel<Held1024, false>;
+HeldFunction HeldKernelOf<Held1024>(HeldWork work) {
+  return work == HeldWork::kImplicit   ? HeldImplicit<Held1024>()
+         : work == HeldWork::kUnrolled ? HeldKernel<Held1024, HeldWork::kUnrolled>
+                                       : HeldKernel<Held1024, HeldWork::kForward>;
 }
 
 }  // namespace normalization

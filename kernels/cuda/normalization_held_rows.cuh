@@ -29,17 +29,7 @@ struct HeldRows {
       return FetchShort(static_cast<const __half*>(tensor.data), at, rows, buffer, tensor.dtype);
     }
     const float* const from = static_cast<const float*>(tensor.data) + at;
-    if (Quads()) {
-#pragma unroll 4
-      for (int k = 0; k < rows; ++k) {
-#pragma unroll
-        for (int h = 0; h < Shape::kQuads; ++h) {
-          const int c = 4 * lane + 128 * h;
-          if (column + c < n) CopyAsync16(buffer + k * Shape::kWarpColumns + c, from + int64_t{k} * n + c);
-        }
-      }
-      return;
-    }
+    if (Quads()) return ForQuads<4>(rows, [&](int in, int64_t out) { CopyAsync16(buffer + in, from + out); });
     const uint32_t to = SharedAddress(buffer);
 #pragma unroll 2
     for (int k = 0; k < rows; ++k) {
@@ -63,23 +53,17 @@ struct HeldRows {
     const int rows = min(count, n - row - first);
     const int64_t at = Place(first);
     if (Quads()) {
-#pragma unroll 2
-      for (int k = 0; k < rows; ++k) {
-#pragma unroll
-        for (int h = 0; h < Shape::kQuads; ++h) {
-          const int c = 4 * lane + 128 * h;
-          if (column + c >= n) continue;
-          const float4 x = *reinterpret_cast<const float4*>(buffer + k * Shape::kWarpColumns + c);
-          const int64_t to = at + int64_t{k} * n + c;
-          if (output.dtype == DType::kFloat32) {
-            __stcs(reinterpret_cast<float4*>(static_cast<float*>(output.data) + to), x);
-          } else {
-            const float both[8] = {x.x, x.y, x.z, x.w};
-            const uint4 packed = Pack(output.dtype, both);
-            __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(output.data) + to), make_uint2(packed.x, packed.y));
-          }
+      ForQuads<2>(rows, [&](int in, int64_t out) {
+        const float4 x = *reinterpret_cast<const float4*>(buffer + in);
+        if (output.dtype == DType::kFloat32) {
+          __stcs(reinterpret_cast<float4*>(static_cast<float*>(output.data) + at + out), x);
+        } else {
+          const float both[8] = {x.x, x.y, x.z, x.w};
+          const uint4 packed = Pack(output.dtype, both);
+          uint16_t* const to = static_cast<uint16_t*>(output.data) + at + out;
+          __stcs(reinterpret_cast<uint2*>(to), make_uint2(packed.x, packed.y));
         }
-      }
+      });
     } else {
 #pragma unroll 1
       for (int k = 0; k < rows; ++k) {
@@ -95,24 +79,29 @@ struct HeldRows {
 
  private:
   __device__ int64_t Place(int first) const { return (member * n + row + first) * n + column; }
+  // body(place in the buffer, place from the first row's on) of the lane's quads in the matrix.
+  template <int kTogether, class Body>
+  __device__ void ForQuads(int rows, Body body) const {
+#pragma unroll kTogether
+    for (int k = 0; k < rows; ++k) {
+#pragma unroll
+      for (int h = 0; h < Shape::kQuads; ++h) {
+        const int c = 4 * lane + 128 * h;
+        if (column + c < n) body(k * Shape::kWarpColumns + c, int64_t{k} * n + c);
+      }
+    }
+  }
   // Types of 2 bytes an element: it is there at once.
   template <class T>
   __device__ void FetchShort(const T* data, int64_t at, int rows, float* buffer, DType dtype) const {
     const T* const from = data + at;
     if (Quads()) {
-#pragma unroll 4
-      for (int k = 0; k < rows; ++k) {
-#pragma unroll
-        for (int h = 0; h < Shape::kQuads; ++h) {
-          const int c = 4 * lane + 128 * h;
-          if (column + c >= n) continue;
-          const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(from + int64_t{k} * n + c));
-          float x[8];
-          Unpack(dtype, make_uint4(raw.x, raw.y, 0, 0), x);
-          *reinterpret_cast<float4*>(buffer + k * Shape::kWarpColumns + c) = make_float4(x[0], x[1], x[2], x[3]);
-        }
-      }
-      return;
+      return ForQuads<4>(rows, [&](int in, int64_t out) {
+        const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(from + out));
+        float x[8];
+        Unpack(dtype, make_uint4(raw.x, raw.y, 0, 0), x);
+        *reinterpret_cast<float4*>(buffer + in) = make_float4(x[0], x[1], x[2], x[3]);
+      });
     }
 #pragma unroll 2
     for (int k = 0; k < rows; ++k) {

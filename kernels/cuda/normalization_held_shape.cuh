@@ -2,6 +2,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_SHAPE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_SHAPE_CUH_
 
+#include "kernels/cuda/normalization_kernels.h"
 #include "kernels/cuda/normalization_stream_shape.cuh"
 
 namespace sinkhorn {
@@ -41,14 +42,25 @@ constexpr int kHeldSharedFloats = Shape::W*(Shape::kBuffer + 1) * Shape::kWarpCo
 template <class Shape>
 constexpr int kHeldStep = 2 * (Shape::kRows + Shape::kColumns);
 
-// Instances: of blocks in normalization_held.cu, of clusters in normalization_held_cluster.cu.
+// Instances: of blocks in normalization_held.cu, of clusters in normalization_held_cluster.cu, kImplicit's in
+// normalization_held_implicit.cu.
 using HeldFunction = void (*)(LaunchOf);
 template <class Shape>
-HeldFunction HeldKernelOf(bool backward);
+HeldFunction HeldKernelOf(HeldWork work);
+template <class Shape>
+HeldFunction HeldImplicit();
 template <>
-HeldFunction HeldKernelOf<Held512>(bool backward);
+HeldFunction HeldKernelOf<Held512>(HeldWork work);
 template <>
-HeldFunction HeldKernelOf<Held1024>(bool backward);
+HeldFunction HeldKernelOf<Held1024>(HeldWork work);
+template <>
+HeldFunction HeldImplicit<Held128>();
+template <>
+HeldFunction HeldImplicit<Held256>();
+template <>
+HeldFunction HeldImplicit<Held512>();
+template <>
+HeldFunction HeldImplicit<Held1024>();
 
 }  // namespace normalization
 }  // namespace cuda

@@ -37,37 +37,48 @@ struct HeldPlan {
 };
 // The device is asked once for each size.
 HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task);
+enum class HeldWork { kForward, kUnrolled, kImplicit };  // kImplicit: sides from 33, and IMPLICIT_UNIT.
 // `blocks`: a multiple of `ranks`.
-cudaError_t LaunchHeld(int size, int ranks, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+cudaError_t LaunchHeld(int size, int ranks, HeldWork work, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                        cudaStream_t stream);
 
-// ---- Sides up to 32 (plain recipes: 64) in registers, float32 -------------------------------------------------------
-// Sizes of tile that there are kernels for: 4, 8, 16, 32 and 64.
-constexpr int TileIndex(int side) { return side <= 4 ? 0 : side <= 8 ? 1 : side <= 16 ? 2 : side <= 32 ? 3 : 4; }
-// Members of a warp; members of a block are four times as many.
-constexpr int64_t kWarpMembers[] = {32, 16, 4, 1, 1};
-constexpr int64_t kBlockWarps = 4;
-
-// Bytes that a block needs for the scaling vectors of all iterations, and how many of them may be shared memory.
-int64_t HistoryBytes(int tile, int32_t iterations);
-int64_t PlainHistoryBytes(int tile, int32_t iterations);
-int64_t SharedHistoryBytes();
-
+// ---- Plain recipes, sides up to 64 in registers, float32 ------------------------------------------------------------
 // Square, marginals 1, no guard, a fixed number of iterations, all tensors float32 or all of 2 bytes an element.
+// Sizes of tile that there are kernels for, and the members of a warp; members of a block are four times as many.
+constexpr int kPlainSides[] = {4, 8, 12, 16, 20, 24, 32, 64};
+constexpr int64_t kPlainMembers[] = {32, 16, 8, 4, 8, 4, 1, 1};
+// Backward there is none of 20: K and the adjoints would not fit into registers.
+constexpr int PlainIndex(int side, bool backward) {
+  int index = 0;
+  while (kPlainSides[index] < side || (backward && kPlainSides[index] == 20)) ++index;
+  return index;
+}
 struct PlainKind {
   bool backward, is_short;
   bool padded;  // Sides may be smaller than the tile's.
 };
-// `threads`: of a block, 32 or 128. `history_bytes`: for 128, the largest of all tasks.
-cudaError_t LaunchPlain(int tile, const PlainKind& kind, const LaunchOf& launch, int blocks, int threads,
-                        int64_t history_bytes, cudaStream_t stream);
+// `threads`: of a block, 32 or 128. `history_bytes`: for 128, the largest of all tasks. `overlaps`: the launch before
+// in the stream is one of these, too, and need not have ended (Hopper).
+cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch, int blocks, int threads,
+                        int64_t history_bytes, bool overlaps, cudaStream_t stream);
 // Blocks of 128 threads that a multiprocessor runs at a time. `history_bytes`: of shared memory.
-int PlainBlocks(int tile, bool is_short, bool backward, int64_t history_bytes);
-// Everything else that is not EXACT, up to 32.
+int PlainBlocks(int size, const PlainKind& kind, int64_t history_bytes);
+// Bytes that a block needs for the scaling vectors of all iterations.
+int64_t PlainHistoryBytes(int size, int32_t iterations);
+
+// ---- Other recipes, sides up to 32 in registers, float32 ------------------------------------------------------------
+// Sizes of tile that there are kernels for: 4, 8, 16 and 32. Members as above.
+constexpr int TileIndex(int side) { return side <= 4 ? 0 : side <= 8 ? 1 : side <= 16 ? 2 : 3; }
+constexpr int64_t kWarpMembers[] = {32, 16, 4, 1};
+constexpr int64_t kBlockWarps = 4;
+
+// As above, and how many of them may be shared memory.
+int64_t HistoryBytes(int tile, int32_t iterations);
+int64_t SharedHistoryBytes();
 // `shared_bytes`: of history, the largest of all tasks.
 cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                         cudaStream_t stream);
-// After either: IMPLICIT and IMPLICIT_UNIT from the P that it left in `given_plan`; not `transposed`.
+// After these and the plain: IMPLICIT and IMPLICIT_UNIT from the P that it left in `given_plan`; not `transposed`.
 cudaError_t LaunchBackward(int tile, const LaunchOf& launch, int blocks, cudaStream_t stream);
 
 }  // namespace normalization

@@ -7,6 +7,7 @@
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/normalization_plain_kernels.h"
 #include "kernels/cuda/normalization_plain_stage.cuh"
 #include "kernels/cuda/normalization_registers.cuh"
 
@@ -19,21 +20,54 @@ namespace normalization {
 // parameters. Of little code, too: a first execution waits for it. Else any number, of any size up to the tile's.
 template <class Shape, bool kBackward, bool kShort, bool kOne>
 struct PlainTraits {
-  // Where a lane owns four rows, their scalings u_t take more memory than time: made again from v_(t-1).
-  static constexpr int kHistoryVectors = Shape::kOwn == 4 ? 1 : 2;
+  // Where a lane owns three rows or four, their scalings u_t take more memory than time: made again from v_(t-1).
+  static constexpr int kHistoryVectors = Shape::kOwn >= 3 ? 1 : 2;
   // One buffer for what goes out and one for what comes in meanwhile; where they would leave too little room for other
   // blocks, the same for both, and nothing comes in meanwhile.
-  static constexpr bool kFetches = !(kBackward && (Shape::kLanes == 2 || !kOne)) && Shape::kSize < 64;
+  static constexpr bool kFetches =
+      kBackward ? Shape::kSize == 16 || Shape::kSize == 32 || (kOne && Shape::kSize == 4) : Shape::kSize < 64;
   static constexpr int kBuffers = kFetches ? 2 : 1;
-  static constexpr int kBufferBytes = kWarps * kBuffers * Shape::kBufferFloats * static_cast<int>(sizeof(float));
+  // Where registers have no room for it.
+  static constexpr bool kSharedTally = Shape::kSize > 32 || Shape::R* Shape::C > 32;
+  static constexpr int kBufferFloats = PlainStage<Shape, kShort, !kOne>::kBufferFloats;  // Of one.
+  static constexpr int kBufferBytes = kWarps * kBuffers * kBufferFloats * static_cast<int>(sizeof(float));
   // Blocks per multiprocessor that registers must leave room for.
-  static constexpr int kBlocks = Shape::kLanes == 1   ? (kBackward ? 5
-                                                         : kOne    ? 7
-                                                                   : 6)
-                                 : Shape::kSize == 64 ? 2
-                                 : kBackward          ? 3
+  static constexpr int kBlocks = Shape::kSize == 4                          ? (kBackward ? 5
+                                                                               : kOne    ? 7
+                                                                                         : 6)
+                                 : Shape::kSize == 20 || Shape::kSize == 64 ? 2
+                                 : Shape::kSize == 24                       ? (kBackward ? 2 : 3)
+                                 : kBackward                                ? 3
+                                 : Shape::kSize == 12                       ? 5
                                                       : (kOne && Shape::kSize != 16 && !kShort ? 5 : 4);
 };
+
+// Sizes whose tiles are powers of 2 have an instance of kOne.
+template <class Shape>
+constexpr bool HasOne = Shape::kSize <= 32 && (Shape::kSize & (Shape::kSize - 1)) == 0;
+
+// Runs body(Shape) for a tile of kPlainSides.
+template <class Body>
+auto WithPlainShape(int size, Body body) {
+  switch (size) {
+    case 0:
+      return body(Tile4());
+    case 1:
+      return body(Tile8());
+    case 2:
+      return body(Tile12());
+    case 3:
+      return body(Tile16());
+    case 4:
+      return body(Tile20());
+    case 5:
+      return body(Tile24());
+    case 6:
+      return body(Tile32());
+    default:
+      return body(Tile64());
+  }
+}
 
 // ---- Start ----------------------------------------------------------------------------------------------------------
 // K = exp(W - row maximum) in place of W. False: the range is too wide.
@@ -81,16 +115,17 @@ __device__ inline void RowStep(const float (&K)[Shape::R][Shape::C], const float
 // ---- Backward -------------------------------------------------------------------------------------------------------
 // A lane's adjoints of log K but for the factor K. Rows that registers have no room for stay in the buffer, in the
 // lane's own places.
-template <class Shape>
+template <class Shape, class Way>
 class Adjoints {
  public:
   static constexpr int R = Shape::R, C = Shape::C, kKept = Shape::kSize > 32 ? 0 : R;
 
   // From dL/dP in the buffer.
-  __device__ Adjoints(const Place<Shape>& place, bool transposed, float* buffer)
+  __device__ Adjoints(const Place<Shape>& place, bool transposed, int lane, int n, int64_t first, int count,
+                      float* buffer)
       : place_(place), transposed_(transposed), buffer_(buffer) {
     if constexpr (kKept == R) {
-      Stage<Shape>::Read(place, transposed, buffer, kept_);
+      Way::Read(place, transposed, lane, n, first, count, buffer, kept_);
     } else {
       Stage<Shape>::ForTile(place, transposed, [&](int r, int c, int at) {
         if (r < kKept) kept_[r][c] = buffer[at];
@@ -122,9 +157,9 @@ class Adjoints {
     });
   }
   // To `buffer`, all of it; where some is in the buffer that it came in, that is the one.
-  __device__ void Write(float* buffer) {
+  __device__ void Write(int lane, int n, int64_t first, int count, float* buffer) {
     if constexpr (kKept == R) {
-      Stage<Shape>::Write(place_, transposed_, kept_, buffer);
+      Way::WriteEach(place_, transposed_, lane, n, first, count, buffer, [&](int r, int c) { return kept_[r][c]; });
     } else {
       Stage<Shape>::ForTile(place_, transposed_, [&](int r, int c, int at) {
         if (r < kKept) buffer_[at] = kept_[r][c];
@@ -141,9 +176,9 @@ class Adjoints {
 
 // The adjoints of the last step, in place of the cotangents. row_bar, col_bar: of what the lane owns. Roundings are
 // spelled out: all instances have the same.
-template <class Shape, bool kPadded>
+template <class Shape, bool kPadded, class Way>
 __device__ inline void LastAdjoints(const Place<Shape>& place, int n, const float (&K)[Shape::R][Shape::C],
-                                    const float (&u)[Shape::R], const float (&v)[Shape::C], Adjoints<Shape>* G,
+                                    const float (&u)[Shape::R], const float (&v)[Shape::C], Adjoints<Shape, Way>* G,
                                     float (&row_bar)[Shape::R], float (&col_bar)[Shape::C]) {
   G->ForEach([&](int r, int c, float cotangent) {
     const bool inside = !kPadded || Shape::kSize > 32 || (place.Row(r) < n && place.Col(c) < n);
@@ -157,10 +192,10 @@ __device__ inline void LastAdjoints(const Place<Shape>& place, int n, const floa
 }
 
 // The iterations backward, into G. u, v: of the last iteration.
-template <class Shape, class Memory>
+template <class Shape, class Way, class Memory>
 __device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Memory& history, int iterations,
                                     float (&u)[Shape::R], float (&v)[Shape::C], float (&row_bar)[Shape::R],
-                                    float (&col_bar)[Shape::C], Adjoints<Shape>* G) {
+                                    float (&col_bar)[Shape::C], Adjoints<Shape, Way>* G) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   float v_own[kOwn];
 #pragma unroll
@@ -200,6 +235,20 @@ __device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const 
   }
 }
 
+// ---- Launches that overlap ------------------------------------------------------------------------------------------
+// Those of a slice share nothing. One that is not of kOne may start while the last blocks of that before are at work;
+// it ends after it, so that whatever comes behind finds all of them done.
+__device__ inline void LetDependentsStart() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void AwaitLaunchBefore() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- The kernel -----------------------------------------------------------------------------------------------------
 template <bool kOne>
 __device__ inline const Task& TaskFrom(const LaunchOf& launch, const Task& copy) {
@@ -214,6 +263,7 @@ __device__ inline const Task& TaskFrom(const LaunchOf& launch, const Task& copy)
 template <class Shape, bool kBackward, bool kShort, bool kOne>
 __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort, kOne>::kBlocks)
     PlainKernel(const __grid_constant__ LaunchOf launch) {
+  if constexpr (!kOne) LetDependentsStart();
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kPadded = !kOne;
   using Traits = PlainTraits<Shape, kBackward, kShort, kOne>;
@@ -222,19 +272,22 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
   int block = blockIdx.x;
   if constexpr (!kOne) block = LoadTask(launch, &copy);
   const Task& task = TaskFrom<kOne>(launch, copy);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, iterations = task.iterations;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n = kPadded ? task.n : Shape::kSize;
   const Place<Shape> place(lane);
+  // The same, known anew: what is computed from it for each entry is not kept.
+  const auto here = [&] { return Way::kPacked ? Place<Shape>(Opaque(lane)) : place; };
   const bool transposed = !kOne && task.transposed;
+  const int iterations = task.iterations;
   float* const shared = reinterpret_cast<float*>(DynamicShared());
-  float* const buffer = shared + warp * Traits::kBuffers * Shape::kBufferFloats;
-  float* const incoming = buffer + (Traits::kBuffers - 1) * Shape::kBufferFloats;
-  float* const memory = task.workspace == nullptr ? shared + blockDim.x / 32 * Traits::kBuffers * Shape::kBufferFloats
+  float* const buffer = shared + warp * Traits::kBuffers * Traits::kBufferFloats;
+  float* const incoming = buffer + (Traits::kBuffers - 1) * Traits::kBufferFloats;
+  float* const memory = task.workspace == nullptr ? shared + blockDim.x / 32 * Traits::kBuffers * Traits::kBufferFloats
                                                   : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
   History<kOwn, Traits::kHistoryVectors> history(memory);
   LaneTally own_tally;
-  __shared__ LaneTally tallies[Way::kWide ? kThreads : 1];  // Where registers have no room for it.
-  LaneTally& tally = Way::kWide ? tallies[threadIdx.x] : own_tally;
+  __shared__ LaneTally tallies[Traits::kSharedTally ? kThreads : 1];
+  LaneTally& tally = Traits::kSharedTally ? tallies[threadIdx.x] : own_tally;
   tally = LaneTally();
   const auto fetch = [&](const Tensor& tensor, int64_t first) {
     const int64_t left = task.last - first;
@@ -251,11 +304,11 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
     if (!Traits::kFetches || is_first) fetch(task.logits, first);
     is_first = false;
     Way::Arrived(lane, task.logits, n, first, count, incoming);
-    Stage<Shape>::Read(place, transposed, incoming, K);
+    Way::Read(place, transposed, lane, n, first, count, incoming, K);
     __syncwarp();  // The buffer is free.
     if constexpr (kBackward && Traits::kFetches) fetch(task.cotangent, first);
     if constexpr (!kBackward && Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task));
-    const bool safe = PlainStart<Shape, kPadded>(task, place, K);
+    const bool safe = PlainStart<Shape, kPadded>(task, here(), K);
 
     // 2. Iterations. u and v: the first kOwn are the lane's own.
     float u[R], v[C], s[R], q[C];
@@ -290,7 +343,8 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
     if (there && good) Certify(task, member, place.first(), row_error, col_error, iterations, &tally);
     if constexpr (!kOne) StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
     if (kOne || task.plan.data != nullptr || task.plan_copy.data != nullptr) {
-      Stage<Shape>::WriteEach(place, transposed, buffer, [&](int r, int c) { return K[r][c] * u[r] * v[c]; });
+      Way::WriteEach(place, transposed, lane, n, first, count, buffer,
+                     [&](int r, int c) { return K[r][c] * u[r] * v[c]; });
       __syncwarp();  // P is there.
       if (kOne || task.plan.data != nullptr) Way::Store(lane, task.plan, n, first, count, buffer);
       if (!kOne && task.plan_copy.data != nullptr) {
@@ -304,10 +358,10 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
       if constexpr (!Traits::kFetches) fetch(task.cotangent, first);
       Way::Arrived(lane, task.cotangent, n, first, count, incoming);
       if (kPadded && Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
-      Adjoints<Shape> G(place, transposed, incoming);
+      Adjoints<Shape, Way> G(place, transposed, lane, n, first, count, incoming);
       __syncwarp();  // The buffer is free, but for G's own.
       if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task));
-      LastAdjoints<Shape, kPadded>(place, n, K, u, v, &G, row_bar, col_bar);
+      LastAdjoints<Shape, kPadded>(here(), n, K, u, v, &G, row_bar, col_bar);
       ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar, &G);
 
       // 5. The gradient.
@@ -318,13 +372,30 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
         return gradient;
       });
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
-      G.Write(buffer);
+      G.Write(lane, n, first, count, buffer);
       __syncwarp();  // The gradient is there.
       Way::Store(lane, task.gradient, n, first, count, buffer);
       __syncwarp();  // The buffer is free.
     }
   });
   StoreTally(task, block, tally);
+  if constexpr (!kOne) AwaitLaunchBefore();
+}
+
+// Null: there is none.
+template <bool kBackward, bool kShort>
+PlainFunction PlainKernelOf(int size, bool one) {
+  return WithPlainShape(size, [&](auto shape) -> PlainFunction {
+    using Shape = decltype(shape);
+    if constexpr (kBackward && Shape::kSize == 20) {
+      return nullptr;
+    } else {
+      if constexpr (HasOne<Shape>) {
+        if (one) return PlainKernel<Shape, kBackward, kShort, true>;
+      }
+      return one ? nullptr : PlainKernel<Shape, kBackward, kShort, false>;
+    }
+  });
 }
 
 }  // namespace normalization

@@ -2,7 +2,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_STAGE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_STAGE_CUH_
 
-#include "kernels/cuda/normalization_stage.cuh"
+#include "kernels/cuda/normalization_plain_packed.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -15,6 +15,9 @@ struct PlainStage {
   static constexpr int kArea = Shape::kSize * Shape::kSize;
   static constexpr int kPer = kShort ? 8 : 4;  // Elements of 16 bytes.
   static constexpr int kVectors = Shape::kMembers * kArea / (32 * kPer);
+  static constexpr bool kPacked = kPadded && Shape::kSize <= 32;
+  using Packed = PackedStage<Shape, kShort>;
+  static constexpr int kBufferFloats = kPacked ? Packed::kBufferFloats : Shape::kBufferFloats;
   static constexpr bool kWide = Shape::kSize > 32;  // A row is more than a warp has lanes; a member, n > 32, a warp's.
 
   // Where the lane's vector number k of whole matrices lies.
@@ -44,6 +47,7 @@ struct PlainStage {
 
   // float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there.
   __device__ static void Fetch(int lane, const Tensor& tensor, int n, int64_t first, int count, float* buffer) {
+    if constexpr (kPacked) return Packed(lane, n, first, count).Fetch(tensor, buffer);
     if constexpr (kShort) return;
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
     if (Whole(n)) {
@@ -56,16 +60,15 @@ struct PlainStage {
                        : "memory");
         }
       }
-    } else if constexpr (kWide) {
+    } else {
       const float* const from = static_cast<const float*>(tensor.data) + first * n * n;
       ForEntries(lane, n, [&](int entry, int at) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * at), "l"(from + entry) : "memory");
       });
-    } else {
-      (void)Any::FetchRows(lane, tensor, n, n, first, count, buffer);
     }
   }
   __device__ static void Arrived(int lane, const Tensor& tensor, int n, int64_t first, int count, float* buffer) {
+    if constexpr (kPacked) return Packed(lane, n, first, count).Arrived(tensor, buffer);
     if constexpr (!kShort) {
       asm volatile("cp.async.wait_all;" ::: "memory");
     } else if (Whole(n)) {
@@ -88,16 +91,15 @@ struct PlainStage {
           at[1] = make_float4(x[4], x[5], x[6], x[7]);
         }
       }
-    } else if constexpr (kWide) {
+    } else {
       ForEntries(lane, n, [&](int entry, int at) {
         buffer[at] = LoadAs<float>(tensor.dtype, tensor.data, first * n * n + entry);
       });
-    } else {
-      Any::Load(lane, tensor, n, n, first, count, buffer);
     }
     __syncwarp();  // The matrices are there.
   }
   __device__ static void Store(int lane, const Output& output, int n, int64_t first, int count, const float* buffer) {
+    if constexpr (kPacked) return Packed(lane, n, first, count).Store(output, buffer);
     if (Whole(n)) {
       const int limit = count * (kArea / kPer) - lane;
       float4* const to = static_cast<float4*>(output.data) + first * (kArea / kPer) + lane;
@@ -113,12 +115,24 @@ struct PlainStage {
           __stcs(to + 32 * k, at[0]);
         }
       }
-    } else if constexpr (kWide) {
+    } else {
       ForEntries(lane, n,
                  [&](int entry, int at) { StoreAs(output.dtype, output.data, first * n * n + entry, buffer[at]); });
-    } else {
-      Any::Store(lane, output, n, n, first, count, buffer);
     }
+  }
+
+  // A lane's tile. `transposed`: the kernel's rows are the matrix's columns.
+  __device__ static void Read(const Place<Shape>& place, bool transposed, int lane, int n, int64_t first, int count,
+                              const float* buffer, float (&tile)[Shape::R][Shape::C]) {
+    if constexpr (kPacked) return Packed(lane, n, first, count).Read(transposed, buffer, tile);
+    Any::Read(place, transposed, buffer, tile);
+  }
+  // entry(r, c) is what is written.
+  template <class Entry>
+  __device__ static void WriteEach(const Place<Shape>& place, bool transposed, int lane, int n, int64_t first,
+                                   int count, float* buffer, Entry entry) {
+    if constexpr (kPacked) return Packed(lane, n, first, count).WriteEach(transposed, buffer, entry);
+    Any::WriteEach(place, transposed, buffer, entry);
   }
 };
 

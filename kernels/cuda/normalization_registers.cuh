@@ -66,7 +66,8 @@ class History {
     } else if constexpr (kOwn == 2) {
       *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
     } else {
-      *to = *x;
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) to[k] = x[k];
     }
   }
   __device__ static void GetOne(const float* from, float* x) {
@@ -77,7 +78,8 @@ class History {
       const float2 y = *reinterpret_cast<const float2*>(from);
       x[0] = y.x, x[1] = y.y;
     } else {
-      *x = *from;
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) x[k] = from[k];
     }
   }
   float* const at_;

@@ -16,6 +16,12 @@ struct Divider {
   const uint32_t divisor, magic;
 };
 
+// What is computed from it is computed where it is used: not once for all, into a register for each entry.
+__device__ inline int Opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Eight or four elements as float32 from 16 aligned bytes.
 __device__ inline void Unpack(DType dtype, const uint4& raw, float* out) {
   const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
@@ -282,11 +288,6 @@ struct Stage {
 #pragma unroll
       for (int c = 0; c < Shape::C; c += kTogether) body(r, c, base + (own ^ Swizzled(r * kSize + c)));
     }
-  }
-  // Computed where it is used: kept from being computed once for all, into a register for each entry.
-  __device__ static int Opaque(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
   }
   // Entries that lie side by side in every lane.
   static constexpr int kVector = Shape::kOwn;

@@ -32,12 +32,16 @@ struct TileShape {
   static constexpr int kMemberStride = kSize * kSize + (kLanes == 1 ? 4 : kLanes == 2 ? 8 : kLanes == 8 ? 16 : 0);
   static constexpr int kBufferFloats = kMembers * kMemberStride;
   static_assert(kSize == C * Q && kOwn == C / P && kOwn >= 1, "square, and owned alike");
+  static_assert(R == kOwn * Q && C == kOwn * P, "lanes own all of it");
 };
 
 // The sizes that there are kernels for. A 4 x 4 matrix is one thread's, an 8 x 8 one is two lanes'.
 using Tile4 = TileShape<4, 4, 1, 1>;
 using Tile8 = TileShape<4, 8, 2, 1>;
+using Tile12 = TileShape<6, 6, 2, 2>;
 using Tile16 = TileShape<4, 8, 4, 2>;
+using Tile20 = TileShape<10, 10, 2, 2>;
+using Tile24 = TileShape<6, 12, 4, 2>;
 using Tile32 = TileShape<4, 8, 8, 4>;
 using Tile64 = TileShape<8, 16, 8, 4>;  // The plain recipes' alone.
 
@@ -50,12 +54,19 @@ struct Place {
         p(lane % Shape::kLanes / Shape::Q),
         row_twist(q * Shape::kOwn),
         col_twist(p * Shape::kOwn) {}
-  __device__ int Row(int r) const { return Shape::R * p + (r ^ row_twist); }
-  __device__ int Col(int c) const { return Shape::C * q + (c ^ col_twist); }
+  __device__ int Row(int r) const { return Shape::R * p + Twisted(r, row_twist, q); }
+  __device__ int Col(int c) const { return Shape::C * q + Twisted(c, col_twist, p); }
   __device__ int OwnRow(int k) const { return Shape::R * p + row_twist + k; }
   __device__ int OwnCol(int k) const { return Shape::C * q + col_twist + k; }
   // Tells lanes of a matrix apart.
   __device__ bool first() const { return p == 0 && q == 0; }
+
+  // Number k of a lane's rows or columns: those of other lanes' groups change places.
+  __device__ static int Twisted(int k, int twist, int group) {
+    constexpr int kOwn = Shape::kOwn;
+    if constexpr ((kOwn & (kOwn - 1)) == 0) return k ^ twist;
+    return (k / kOwn ^ group) * kOwn + k % kOwn;
+  }
 
   int member;  // Of the warp's.
   int q, p, row_twist, col_twist;
@@ -160,11 +171,12 @@ __device__ inline void Reciprocals(const float* x, float* y) {
     y[0] = Reciprocal(x[0]);
   } else {
 #pragma unroll
-    for (int k = 0; k < N; k += 2) {
+    for (int k = 0; k + 1 < N; k += 2) {
       const float a = x[k], b = x[k + 1], inverse = Reciprocal(a * b);
       y[k] = inverse * b;
       y[k + 1] = inverse * a;
     }
+    if constexpr (N % 2 == 1) y[N - 1] = Reciprocal(x[N - 1]);
   }
 }
 

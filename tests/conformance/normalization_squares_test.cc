@@ -1,6 +1,9 @@
 // Normalisation of squares with sides from 65 to 1,024, forward and backward, against the oracle: sides around the
 // sizes that kernels are made for, types, ranges of values, and company that changes no bit.
+#include <algorithm>
+#include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -31,8 +34,37 @@ Case WithCotangent(Case c) {
   return c;
 }
 
+Case WithImplicit(Case c, BackwardMode mode = BackwardMode::kImplicit) {
+  c = WithCotangent(std::move(c));
+  c.problem.normalization.backward = mode;
+  absl::StrAppend(&c.name, mode == BackwardMode::kImplicit ? ", implicit" : ", implicit, unit");
+  return c;
+}
+
 class SquaresTest : public ConformanceTest {
  protected:
+  // P as the oracle has it, and the gradient at that P, converged or not.
+  void CheckImplicit(const Case& c) {
+    SCOPED_TRACE(c.name);
+    const Answer answer = SolveAlone(backend(), c);
+    if (!answer.status.ok()) return;
+    const int64_t n = c.problem.n;
+    for (int64_t index = 0; index < c.problem.count; ++index) {
+      const Case member = MemberCase(c, index);
+      const Answer member_answer = MemberAnswer(answer, index, c.problem.count);
+      ExpectMatchesRecipe(member, member_answer);
+      const Vector plan = oracle::Normalize(MemberNormalization(member)), cotangent = member.cotangent.values();
+      const Vector expected = c.problem.normalization.backward == BackwardMode::kImplicit
+                                  ? oracle::ImplicitGradient(plan, n, n, cotangent)
+                                  : oracle::ImplicitUnitGradient(plan, n, n, cotangent);
+      Vector terms = plan;
+      for (size_t k = 0; k < terms.size(); ++k) terms[k] = std::abs(terms[k] * cotangent[k]);
+      const double line =
+          std::max(oracle::MaxAbs(oracle::RowSums(terms, n, n)), oracle::MaxAbs(oracle::ColumnSums(terms, n, n)));
+      ExpectClose(LabelPrefix(c) + "implicit", member_answer.gradient_logits.values(), expected,
+                  GradientRoom(c, oracle::MaxAbs(expected), line));
+    }
+  }
   void Check(const Case& c) {
     SCOPED_TRACE(c.name);
     const Answer answer = SolveAlone(backend(), c);
@@ -57,6 +89,19 @@ TEST_P(SquaresTest, Forward) {
 TEST_P(SquaresTest, Backward) {
   for (int64_t n : kSides) Check(WithCotangent(Squares(2, n, 7, 1, DType::kFloat32, n)));
   for (int64_t n : kLargeSides) Check(WithCotangent(Squares(1, n, 3, 1, DType::kFloat32, n)));
+}
+
+// From well-conditioned ones to some near permutations.
+TEST_P(SquaresTest, Implicit) {
+  for (int64_t n : {33, 64, 65, 100, 128, 130, 200, 256, 300}) {
+    CheckImplicit(WithImplicit(Squares(n < 200 ? 3 : 1, n, 20, 1, DType::kFloat32, n)));
+    if (n > 130) continue;
+    CheckImplicit(WithImplicit(Squares(1, n, 20, 1, DType::kFloat32, n + 1), BackwardMode::kImplicitUnit));
+    for (double deviation : {3.0, 5.0, 8.0}) {
+      CheckImplicit(WithImplicit(Squares(1, n, 20, deviation, DType::kFloat32, n + 2)));
+    }
+  }
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) CheckImplicit(WithImplicit(Squares(2, 99, 9, 1, dtype, 3)));
 }
 
 TEST_P(SquaresTest, OneIteration) {
@@ -91,6 +136,7 @@ TEST_P(SquaresTest, SameBitsInAnyCompany) {
     for (int64_t count : {1, 3}) {
       cases.push_back(Squares(count, n, 6, 1, DType::kFloat32, n + count));
       cases.push_back(WithCotangent(cases.back()));
+      cases.push_back(WithImplicit(cases[cases.size() - 2]));
     }
   }
   std::vector<const Case*> all;

@@ -11,9 +11,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 # Each file's kernels, by name, and how many instances it has at least.
 HOT = {
-    "normalization_plain.cu": ("PlainKernel", 36),
+    "normalization_plain_backward.cu": ("PlainKernel", 11),
+    "normalization_plain_backward_short.cu": ("PlainKernel", 11),
+    "normalization_plain_forward.cu": ("PlainKernel", 12),
+    "normalization_plain_forward_short.cu": ("PlainKernel", 12),
     "normalization_tiles.cu": ("TilesKernel", 8),
-    "transport_cloud.cu": ("CloudStepKernel", 4),
+    "transport_cloud.cu": ("CloudStepKernel", 6),
 }
 
 

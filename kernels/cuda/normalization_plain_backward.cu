@@ -1,0 +1,13 @@
+// Instances of the plain recipes' kernel: float32, forward and backward.
+#include "kernels/cuda/normalization_plain.cuh"
+#include "kernels/cuda/normalization_plain_kernels.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+PlainFunction PlainBackward(int size, bool one) { return PlainKernelOf<true, false>(size, one); }
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn

@@ -1,0 +1,23 @@
+// The instances of the plain recipes' kernel: four files, so that they are compiled side by side.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
+
+#include "kernels/cuda/normalization_task.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+using PlainFunction = void (*)(LaunchOf);
+
+// Of tile `size` (kPlainSides). `one`: as PlainTraits has it; null where there is none.
+PlainFunction PlainForward(int size, bool one);
+PlainFunction PlainForwardShort(int size, bool one);
+PlainFunction PlainBackward(int size, bool one);
+PlainFunction PlainBackwardShort(int size, bool one);
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_

@@ -1,0 +1,150 @@
+// The plain kernel's way in and out for matrices up to a tile's size: in the buffer they lie as in memory, one behind
+// the other, so that 16 bytes (of shorter types 8) are moved at a time whatever the side.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_PACKED_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_PACKED_CUH_
+
+#include "kernels/cuda/normalization_stage.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+// A warp's members [first, first + count) of a tensor of n x n matrices and its buffer.
+template <class Shape, bool kShort>
+class PackedStage {
+ public:
+  static constexpr int kQuad = 4;  // Elements moved at a time.
+  static constexpr int kBufferFloats = Shape::kMembers * (Shape::kSize * Shape::kSize + kQuad) + 2 * kQuad;
+  // Members whose quads may not be aligned.
+  static constexpr bool kShifted = Shape::kMembers % kQuad != 0;
+
+  __device__ PackedStage(int lane, int n, int64_t first, int count)
+      : lane_(lane), n_(n), begin_(first * (n * n)), size_(count * n * n), by_member_(n * n) {
+    // Even sides: between matrices lies what puts them into different banks.
+    pad_ = n % 2 == 0 && n * n / kQuad % 2 == 0 ? kQuad : 0;
+    shift_ = kShifted ? static_cast<int>(begin_ % kQuad) : 0;
+  }
+
+  // float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there.
+  __device__ void Fetch(const Tensor& tensor, float* buffer) const {
+    if constexpr (kShort) return;
+    const float* const from = static_cast<const float*>(tensor.data) + (begin_ - shift_);
+    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
+    const int end = shift_ + size_, whole = end & ~(kQuad - 1);
+#pragma unroll 4
+    for (int at = kQuad * lane_; at < whole; at += kQuad * 32) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * Placed(at)), "l"(from + at) : "memory");
+    }
+    if (whole + lane_ < end) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * (whole + lane_)), "l"(from + whole + lane_)
+                   : "memory");
+    }
+  }
+  __device__ void Arrived(const Tensor& tensor, float* buffer) const {
+    if constexpr (!kShort) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+    } else {
+      const uint16_t* const from = static_cast<const uint16_t*>(tensor.data) + (begin_ - shift_);
+      const int end = shift_ + size_, whole = end & ~(kQuad - 1);
+      const auto unpack = [&](uint2 raw, float* x) { Unpack(tensor.dtype, make_uint4(raw.x, raw.y, 0, 0), x); };
+#pragma unroll 4
+      for (int at = kQuad * lane_; at < whole; at += kQuad * 32) {
+        float x[8];
+        unpack(__ldcs(reinterpret_cast<const uint2*>(from + at)), x);
+        *reinterpret_cast<float4*>(buffer + Placed(at)) = make_float4(x[0], x[1], x[2], x[3]);
+      }
+      if (whole + lane_ < end) {
+        float x[8];
+        unpack(make_uint2(from[whole + lane_], 0), x);
+        buffer[whole + lane_] = x[0];
+      }
+    }
+    __syncwarp();  // The matrices are there.
+  }
+  __device__ void Store(const Output& output, const float* buffer) const {
+    // Quads that are the members' alone; then what lies before them and behind.
+    const int end = shift_ + size_, first = kShifted && shift_ != 0 ? kQuad : 0, whole = end & ~(kQuad - 1);
+    const int64_t to = begin_ - shift_;
+#pragma unroll 4
+    for (int at = first + kQuad * lane_; at < whole; at += kQuad * 32) {
+      StoreQuad(output, to + at, *reinterpret_cast<const float4*>(buffer + Placed(at)));
+    }
+    const int behind = max(whole, first) + lane_;
+    if (behind < end) StoreOne(output, to + behind, buffer[behind]);
+    if (kShifted && shift_ + lane_ < min(first, end)) {
+      StoreOne(output, to + shift_ + lane_, buffer[shift_ + lane_]);
+    }
+  }
+
+  // A lane's tile. `transposed`: the kernel's rows are the matrix's columns. What is read outside is of no matrix.
+  __device__ void Read(bool transposed, const float* buffer, float (&tile)[Shape::R][Shape::C]) const {
+    const Place<Shape> place(Opaque(lane_));
+    const int row_step = transposed ? 1 : n_, col_step = transposed ? n_ : 1;
+    const float* const from = buffer + Base(place);
+    int row[Shape::R];
+#pragma unroll
+    for (int r = 0; r < Shape::R; ++r) row[r] = place.Row(r) * row_step;
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const float* const column = from + place.Col(c) * col_step;
+#pragma unroll
+      for (int r = 0; r < Shape::R; ++r) tile[r][c] = column[row[r]];
+    }
+  }
+  // entry(r, c) is what is written.
+  template <class Entry>
+  __device__ void WriteEach(bool transposed, float* buffer, Entry entry) const {
+    const Place<Shape> place(Opaque(lane_));
+    const int row_step = transposed ? 1 : n_, col_step = transposed ? n_ : 1;
+    float* const to = buffer + Base(place);
+    int row[Shape::R];
+#pragma unroll
+    for (int r = 0; r < Shape::R; ++r) row[r] = place.Row(r) * row_step;
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const bool inside = place.Col(c) < n_;
+      float* const column = to + place.Col(c) * col_step;
+#pragma unroll
+      for (int r = 0; r < Shape::R; ++r) {
+        if (inside && place.Row(r) < n_) column[row[r]] = entry(r, c);
+      }
+    }
+  }
+
+ private:
+  // Without padding the same: odd sides' quads may be of two matrices.
+  __device__ int Placed(int at) const {
+    if constexpr (Shape::kMembers == 1) return at;
+    return at + pad_ * static_cast<int>(by_member_.Quotient(at));
+  }
+  __device__ static void StoreQuad(const Output& output, int64_t to, const float4& quad) {
+    if constexpr (kShort) {
+      const float x[8] = {quad.x, quad.y, quad.z, quad.w};
+      const uint4 packed = Pack(output.dtype, x);
+      __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(output.data) + to), make_uint2(packed.x, packed.y));
+    } else {
+      __stcs(reinterpret_cast<float4*>(static_cast<float*>(output.data) + to), quad);
+    }
+  }
+  __device__ static void StoreOne(const Output& output, int64_t to, float one) {
+    if constexpr (kShort) {
+      const float x[8] = {one};
+      static_cast<uint16_t*>(output.data)[to] = static_cast<uint16_t>(Pack(output.dtype, x).x);
+    } else {
+      static_cast<float*>(output.data)[to] = one;
+    }
+  }
+  __device__ int Base(const Place<Shape>& place) const { return shift_ + place.member * (n_ * n_ + pad_); }
+
+  const int lane_, n_;
+  const int64_t begin_;  // Elements.
+  const int size_;
+  const Divider by_member_;  // at < 2^16
+  int pad_, shift_;
+};
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_PACKED_CUH_
