@@ -25,6 +25,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/family.h"
+#include "tests/bench/gpu_check.h"
 #include "tests/oracle/normalization.h"
 
 ABSL_FLAG(std::string, dtype, "float32", "Type of all tensors: float32 or bfloat16.");
@@ -41,12 +42,6 @@ ABSL_FLAG(double, seconds, 0.15, "Replays of a row take about that long.");
 
 namespace sinkhorn {
 namespace {
-
-void Check(cudaError_t error, const char* doing) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", doing, cudaGetErrorString(error));
-  std::exit(1);
-}
 
 // ---- Memory ---------------------------------------------------------------------------------------------------------
 struct Bytes {
@@ -276,6 +271,35 @@ double Largest(const oracle::Vector& x) {
   return largest;
 }
 
+// dL/dlogits of the implicit mode for a P whose rows and columns sum up to about 1 and which is far from a permutation:
+// alpha and beta from each other until they stand still. (The oracle's dense solve takes minutes of large matrices.)
+oracle::Vector ImplicitBySteps(const oracle::Vector& plan, int64_t n, const oracle::Vector& cotangent) {
+  oracle::Vector alpha(n, 0.0), beta(n, 0.0);
+  for (int step = 0; step < 200; ++step) {
+    double moved = 0;
+    oracle::Vector rows(n, 0.0), columns(n, 0.0), row_sums(n, 0.0), column_sums(n, 0.0);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        rows[i] += plan[i * n + j] * (cotangent[i * n + j] - beta[j]);
+        row_sums[i] += plan[i * n + j];
+      }
+      alpha[i] = rows[i] / row_sums[i];
+      for (int64_t j = 0; j < n; ++j) {
+        columns[j] += plan[i * n + j] * (cotangent[i * n + j] - alpha[i]);
+        column_sums[j] += plan[i * n + j];
+      }
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      moved = std::max(moved, std::abs(columns[j] / column_sums[j] - beta[j]));
+      beta[j] = columns[j] / column_sums[j];
+    }
+    if (moved < 1e-14) break;
+  }
+  oracle::Vector gradient(n * n);
+  for (int64_t k = 0; k < n * n; ++k) gradient[k] = plan[k] * (cotangent[k] - alpha[k / n] - beta[k % n]);
+  return gradient;
+}
+
 // Largest error of some members, in units of the largest entry.
 double ErrorOf(const Row& row, const std::string& kind, const Work& work) {
   const int64_t side = work.part.side, area = side * side,
@@ -303,6 +327,7 @@ double ErrorOf(const Row& row, const std::string& kind, const Work& work) {
     if (kind == "forward") continue;
     const oracle::Vector cotangent = work.cotangent.Values(member * area, area);
     compare(work.gradient, kind == "unrolled" ? oracle::UnrolledGradient(problem, cotangent)
+                           : side > 128       ? ImplicitBySteps(plan, side, cotangent)
                                               : oracle::ImplicitGradient(plan, side, side, cotangent));
   }
   return worst;

@@ -334,10 +334,7 @@ def main():
     measured, peers = [], {}
     for dtype in options.dtypes.split(","):
         measured += ours(options.program, dtype, rows, "forward,unrolled", 60)
-        # Larger ones are the general kernel's, float64 and slow.
-        small = [row for row in rows if max(n for _, n in parts(row)[0]) <= 64]
-        if small:
-            measured += ours(options.program, dtype, small, "implicit", 60)
+        measured += ours(options.program, dtype, rows, "implicit", 60)
     for dtype in options.dtypes.split(","):
         started = time.perf_counter()
         names = options.peers.split(",")

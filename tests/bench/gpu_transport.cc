@@ -20,15 +20,10 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/family.h"
+#include "tests/bench/gpu_check.h"
 
 namespace sinkhorn {
 namespace {
-
-void Check(cudaError_t error, const char* doing) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", doing, cudaGetErrorString(error));
-  std::exit(1);
-}
 
 // Device memory that lives as long as this.
 class DeviceBuffer {
