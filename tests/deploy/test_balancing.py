@@ -97,6 +97,9 @@ class Load:
         flags = [f"--mix={MIX}", "--clients=2", f"--max_attempts={attempts}", "--connections=2", "--verify", "--json"]
         flags += ["--warmup=0s", "--duration=1500ms", "--deadline_ms=30000", *cluster.client_flags(address)]
         self.command = [programs["loadgen"], *flags]
+        ways = {None: "Envoy", cluster.address: "Envoy", cluster.haproxy_address: "haproxy"}
+        way = ways.get(address, "round robin of the clients")
+        self.name = f"{way}, {'retries' if attempts > 1 else 'never retries'}"
         self.ending, self.reports = threading.Event(), []
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
@@ -149,6 +152,7 @@ def solved(replica):
 def check(one, errors=frozenset()):
     """More than a hundred right answers, and no errors but these."""
     answers, seen = one.result(at_least=101)
+    print(f"{one.name}: {answers} right answers, failed calls: {seen or 'none'}")
     assert {error.split("/")[0] for error in seen} <= errors, seen
     assert answers > 100
 
