@@ -121,27 +121,64 @@ __device__ inline void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
+// The registers of sums, as operands' names and as operands.
+#define SINKHORN_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SINKHORN_NAMES_16 SINKHORN_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SINKHORN_NAMES_32 \
+  SINKHORN_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SINKHORN_NAMES_64                                                                                       \
+  SINKHORN_NAMES_32                                                                                             \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+  "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SINKHORN_SUMS_8(c, j)                                                                                          \
+  "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3]), "+f"(c[j + 1][0]), "+f"(c[j + 1][1]), "+f"(c[j + 1][2]), \
+      "+f"(c[j + 1][3])
+#define SINKHORN_SUMS_16(c, j) SINKHORN_SUMS_8(c, j), SINKHORN_SUMS_8(c, j + 2)
+#define SINKHORN_SUMS_32(c, j) SINKHORN_SUMS_16(c, j), SINKHORN_SUMS_16(c, j + 4)
+#define SINKHORN_SUMS_64(c, j) SINKHORN_SUMS_32(c, j), SINKHORN_SUMS_32(c, j + 8)
+
 // c (+)= a b^T: 64 x 16 by 128 x 16 halves, to float. Thread t of the warpgroup has rows 16 (t / 32) + t % 32 / 4 (+ 8)
 // and columns 8 j + 2 (t % 4) + 0..1: c[j] = {row, row; row + 8, row + 8}.
 __device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c)[16][4]) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "
-      "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n}"
-      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]),
-        "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]),
-        "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]),
-        "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-        "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]),
-        "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]),
-        "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), "+f"(c[12][0]),
-        "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
-        "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]),
-        "+f"(c[15][3])
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SINKHORN_NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
+      : SINKHORN_SUMS_64(c, 0)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// c (+)= a b: 64 x 16 halves in registers by 16 x kColumns halves in shared memory, whose rows are contiguous.
+template <int kColumns>
+__device__ inline void MultiplyRows(const uint32_t (&a)[4], uint64_t b, bool add, float (&c)[kColumns / 8][4]);
+template <>
+__device__ inline void MultiplyRows<16>(const uint32_t (&a)[4], uint64_t b, bool add, float (&c)[2][4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" SINKHORN_NAMES_8
+      "}, "
+      "{%8, %9, %10, %11}, %12, p, 1, 1, 1;\n}"
+      : SINKHORN_SUMS_8(c, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+template <>
+__device__ inline void MultiplyRows<32>(const uint32_t (&a)[4], uint64_t b, bool add, float (&c)[4][4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" SINKHORN_NAMES_16
+      "}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}"
+      : SINKHORN_SUMS_16(c, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+template <>
+__device__ inline void MultiplyRows<64>(const uint32_t (&a)[4], uint64_t b, bool add, float (&c)[8][4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SINKHORN_NAMES_32
+      "}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+      : SINKHORN_SUMS_32(c, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
 #endif  // SINKHORN_HOPPER
