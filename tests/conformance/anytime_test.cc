@@ -1,5 +1,5 @@
-// Solves that are asked to finish soon: the iterate reached is the answer, to the bit that of so many iterations, with a
-// certificate and outputs like any other.
+// Solves that are asked to finish soon: the iterate reached is the answer, to the bit that of so many iterations, with
+// a certificate and outputs like any other.
 #include <cstdint>
 #include <string>
 #include <utility>
