@@ -42,8 +42,13 @@ class Solve {
   // Progress so far, for logs and for answers at a deadline: iterations and last known marginal errors.
   virtual Convergence progress() const = 0;
   // Asks that iterating ends: the iterate reached by then, after one iteration at least, is the answer, with outputs
+<<<<<<< ours
   // and certificate like any other, at one of the next slices: as if that had been its max_iterations, but for
   // StopReason::kTimeBudget. Not while it is advanced. A Solve that has stopped by itself does not mind. Only where
+=======
+  // and certificate like any other, at one of the next slices: as if that had been its max_iterations, but
+  // for StopReason::kTimeBudget. Not while it is advanced. A Solve that has stopped by itself does not mind. Only where
+>>>>>>> theirs
   // Backend::can_finish_soon.
   virtual void FinishSoon() {}
   // The kernel family that solves it, a string literal, from the start; "" if the backend does not tell.
@@ -80,7 +85,14 @@ class Backend {
   // Whether transport problems heed Solve::FinishSoon.
   virtual bool can_finish_soon() const { return false; }
 
-  // Makes the problem resident. REQUIRES: it is valid (server/validate says what that is).
+  // The field of the request that this backend cannot do, a string literal such as "point_cloud.cost"; null: it can
+  // solve the problem. From kind, sizes and options alone; any thread.
+  virtual const char* Unsupported(const Problem& problem) const {
+    (void)problem;
+    return nullptr;
+  }
+
+  // Makes the problem resident. REQUIRES: it is valid (server/validate says what that is) and not Unsupported.
   // RESOURCE_EXHAUSTED: its working memory cannot be had.
   virtual absl::StatusOr<std::unique_ptr<Solve>> Admit(const Problem& problem) = 0;
 

@@ -43,6 +43,8 @@ enum class Start : uint8_t { kExp, kRowSoftmax };
 enum class Order : uint8_t { kRowColumn, kColumnRow };
 enum class Guard : uint8_t { kNone, kMax, kAdd };
 enum class BackwardMode : uint8_t { kUnrolled, kImplicit, kImplicitUnit, kImplicitFull };
+enum class PointCost : uint8_t { kSquaredEuclidean, kEuclidean, kCosine, kNegativeDot };
+enum class Preconditioner : uint8_t { kNone, kJacobi, kNeumann };
 enum class UpdateRule : uint8_t { kAlternating, kSymmetric };
 // kTimeBudget: it was asked to end (Solve::FinishSoon).
 enum class StopReason : uint8_t { kTolerance, kMaxIterations, kPrecision, kNotIterated, kTimeBudget };
@@ -84,15 +86,27 @@ struct NormalizationInputs {
   TensorView plan;  // [n, m]; backward from P alone.
 };
 
-// Inputs of a transport problem. The cost is kappa |x - y|^2 for point clouds.
+// Hessian-vector products of the value in the points, along `count` directions at once, by conjugate gradients.
+struct HessianInputs {
+  TensorView x, y;    // [count, n, dim], [count, m, dim]; absent: 0
+  int64_t count = 0;  // 0: no products.
+  Preconditioner preconditioner = Preconditioner::kJacobi;
+  int32_t neumann_terms = 0;  // >= 1 with kNeumann
+  double tolerance = 1e-5;    // Of the residual, relative.
+  int32_t max_iterations = 200;
+};
+
+// Inputs of a transport problem. The cost of point clouds is kappa |x - y|^2, |x - y|, 1 - cos(x, y) or -<x, y>.
 struct TransportInputs {
-  TensorView cost;                  // dense: [n, m]
-  TensorView x, y;                  // point cloud: [n, dim], [m, dim]
-  double kappa = 1;                 // 1 or 1/2
+  TensorView cost;  // dense: [n, m]
+  TensorView x, y;  // point cloud: [n, dim], [m, dim]
+  PointCost point_cost = PointCost::kSquaredEuclidean;
+  double kappa = 1;                 // 1 or 1/2; of squared distances
   TensorView a, b;                  // [n], [m]; absent: uniform, mass 1
   TensorView initial_f, initial_g;  // absent: 0
   TensorView v, u;                  // [m, v_columns], [n, u_columns]: P V and P^T U
   int64_t v_columns = 0, u_columns = 0;
+  HessianInputs hessian;
 };
 
 // Accuracy and iterations. Lengths are resolved to energies: rho, epsilon.
@@ -118,6 +132,23 @@ struct Convergence {
   StopReason stop_reason = StopReason::kMaxIterations;
 };
 
+// How the conjugate gradients of Hessian-vector products ended: the worst direction.
+struct HessianConvergence {
+  int32_t iterations = 0;
+  double residual = 0;  // Of the linear system, relative, computed anew from the solution.
+  bool converged = false;
+};
+
+// Room for the entries of P that are >= threshold, and > 0, by rows (CSR); entries are those of the dense plan.
+struct SparseOutput {
+  double threshold = 0;
+  int64_t max_entries = 0;         // Of a member; 0: not wanted. <= n m
+  int64_t* row_offsets = nullptr;  // [count, n + 1]; the last is the number of entries, also when they are too many.
+  int32_t* columns = nullptr;      // [count, max_entries]; unwritten when they are.
+  OutputView values;               // The same.
+  double* mass = nullptr;          // [count]: the sum of all entries found.
+};
+
 // Where the answers go: the memory named here belongs to the caller and outlives the solve. Scalars: [count].
 struct Outputs {
   double* value = nullptr;
@@ -131,6 +162,9 @@ struct Outputs {
   OutputView gradient_x, gradient_y, gradient_a, gradient_b, gradient_cost;
   OutputView plan_v, plan_transpose_u;
   OutputView projection_x, projection_y;
+  OutputView hessian_x, hessian_y;
+  SparseOutput sparse_plan;
+  HessianConvergence* hessian_convergence = nullptr;  // [count]; optional
 };
 
 // One request's worth of work. Views must stay valid until the solve is finished or dropped.

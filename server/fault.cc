@@ -20,6 +20,7 @@ class FaultyBackend final : public Backend {
   DeviceDescription device() const override { return backend_->device(); }
   int lanes() const override { return backend_->lanes(); }
   bool can_finish_soon() const override { return backend_->can_finish_soon(); }
+  const char* Unsupported(const Problem& problem) const override { return backend_->Unsupported(problem); }
   std::vector<MemoryUse> memory() const override { return backend_->memory(); }
   int64_t WorkingBytes(const Problem& problem) const override { return backend_->WorkingBytes(problem); }
   double PredictedSeconds(const Problem& problem) const override { return backend_->PredictedSeconds(problem); }

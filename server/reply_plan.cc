@@ -1,8 +1,10 @@
 #include "server/reply_plan.h"
 
 #include <cmath>
+#include <functional>
 #include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,9 +16,11 @@ using absl::nullopt;
 using absl::optional;
 using absl::StrCat;
 
-constexpr int64_t kScalarBytes = 10;     // Of one per-member double on the wire, tags included.
-constexpr int64_t kMemberBytes = 40;     // Of one member's Convergence on the wire.
-constexpr int64_t kMessageBytes = 1024;  // Everything else in a reply.
+constexpr int64_t kScalarBytes = 10;      // Of one per-member double on the wire, tags included.
+constexpr int64_t kMemberBytes = 40;      // Of one member's Convergence on the wire.
+constexpr int64_t kHessianBytes = 24;     // Of one member's HessianConvergence.
+constexpr int64_t kSparsePlanBytes = 64;  // Of one member's SparsePlan, without what it lists.
+constexpr int64_t kMessageBytes = 1024;   // Everything else in a reply.
 
 int64_t RoundUp(int64_t bytes) { return SaturatingSum(bytes, kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment; }
 
@@ -75,6 +79,14 @@ class Layout {
     views_.push_back(view);
   }
 
+  // Memory that is no tensor of the reply, `wire_bytes` in it.
+  void Reserve(int64_t bytes, int64_t wire_bytes, std::function<void(char*)> bind) {
+    reserved_.emplace_back(static_cast<size_t>(block_bytes_), std::move(bind));
+    block_bytes_ = SaturatingSum(block_bytes_, RoundUp(bytes));
+    wire_bytes_ = SaturatingSum(wire_bytes_, wire_bytes);
+  }
+
+  DType dtype() const { return dtype_; }
   int64_t block_bytes() const { return block_bytes_; }
   int64_t wire_bytes() const { return wire_bytes_; }
 
@@ -88,6 +100,7 @@ class Layout {
       views_[i]->dtype = dtype_;
       views_[i]->data = prepared_->block.get() + prepared_->tensors[i].offset;
     }
+    for (const auto& [offset, bind] : reserved_) bind(prepared_->block.get() + offset);
     return true;
   }
 
@@ -97,6 +110,7 @@ class Layout {
   const int64_t count_;
   Prepared* const prepared_;
   std::vector<OutputView*> views_;
+  std::vector<std::pair<size_t, std::function<void(char*)>>> reserved_;  // Offsets in the block.
   int64_t block_bytes_ = 0;
   int64_t wire_bytes_ = 0;
 };
@@ -154,6 +168,29 @@ void AddTensors(const OutputMask& mask, Problem* problem, Layout* layout) {
     layout->Add(R::kProjectionXFieldNumber, &out->projection_x, {n, dim});
     layout->Add(R::kProjectionYFieldNumber, &out->projection_y, {m, dim});
   }
+  if (const int64_t directions = problem->transport.hessian.count; directions > 0) {
+    layout->Add(R::kHessianXFieldNumber, &out->hessian_x, {directions, n, dim});
+    layout->Add(R::kHessianYFieldNumber, &out->hessian_y, {directions, m, dim});
+  }
+}
+
+// Room for `max_entries` of each member; columns and offsets are varints on the wire.
+void AddSparsePlan(Problem* problem, Layout* layout) {
+  SparseOutput* out = &problem->outputs.sparse_plan;
+  if (out->max_entries == 0) return;
+  const int64_t entries = SaturatingProduct(problem->count, out->max_entries);
+  const int64_t offsets = SaturatingProduct(problem->count, problem->n + 1);
+  const int64_t width = static_cast<int64_t>(SizeOf(layout->dtype()));
+  out->values.dtype = layout->dtype();
+  layout->Reserve(SaturatingProduct(entries, sizeof(int32_t)), SaturatingProduct(entries, 5),
+                  [out](char* data) { out->columns = reinterpret_cast<int32_t*>(data); });
+  layout->Reserve(SaturatingProduct(entries, width), SaturatingProduct(entries, width),
+                  [out](char* data) { out->values.data = data; });
+  layout->Reserve(SaturatingProduct(offsets, sizeof(int64_t)), SaturatingProduct(offsets, 5),
+                  [out](char* data) { out->row_offsets = reinterpret_cast<int64_t*>(data); });
+  layout->Reserve(SaturatingProduct(problem->count, sizeof(double)),
+                  SaturatingProduct(problem->count, kSparsePlanBytes),
+                  [out](char* data) { out->mass = reinterpret_cast<double*>(data); });
 }
 
 double* AddScalars(int64_t count, google::protobuf::RepeatedField<double>* field) {
@@ -188,11 +225,14 @@ optional<Error> PlanReply(const OutputMask& mask, const TensorCheck& inputs, con
   const int64_t count = problem->count;
   Layout layout(ReplyType(*problem), inputs.leading(), count, prepared);
   AddTensors(mask, problem, &layout);
+  AddSparsePlan(problem, &layout);
 
   // 1. The reply's size, before anything is allocated.
   const int scalars =
       2 * mask.Has(v1::OUTPUT_VALUE) + mask.Has(v1::OUTPUT_VALUE_LINEAR) + mask.Has(v1::OUTPUT_PRIMAL_BOUND);
-  const int64_t per_member = scalars * kScalarBytes + (mask.Has(v1::OUTPUT_MEMBERS) ? kMemberBytes : 0);
+  const bool hessian = problem->transport.hessian.count > 0;
+  const int64_t per_member =
+      scalars * kScalarBytes + (mask.Has(v1::OUTPUT_MEMBERS) ? kMemberBytes : 0) + (hessian ? kHessianBytes : 0);
   const int64_t wire_bytes =
       SaturatingSum(kMessageBytes, SaturatingSum(layout.wire_bytes(), SaturatingProduct(count, per_member)));
   if (wire_bytes > limits.max_reply_bytes) {
@@ -209,11 +249,43 @@ optional<Error> PlanReply(const OutputMask& mask, const TensorCheck& inputs, con
   }
   if (mask.Has(v1::OUTPUT_VALUE_LINEAR)) out->value_linear = AddScalars(count, response->mutable_value_linear());
   if (mask.Has(v1::OUTPUT_PRIMAL_BOUND)) out->primal_bound = AddScalars(count, response->mutable_primal_bound());
+  if (hessian) {
+    prepared->hessian.resize(count);
+    out->hessian_convergence = prepared->hessian.data();
+  }
   if (mask.Has(v1::OUTPUT_MEMBERS)) {
     prepared->members.resize(count);
     out->convergence = prepared->members.data();
   }
   return nullopt;
+}
+
+void FillExtras(const Prepared& prepared, v1::SolveResponse* response) {
+  for (const HessianConvergence& member : prepared.hessian) {
+    v1::HessianConvergence* out = response->add_hessian_convergence();
+    out->set_iterations(member.iterations);
+    out->set_residual(member.residual);
+    out->set_converged(member.converged);
+  }
+  const Problem& problem = prepared.problem;
+  const SparseOutput& sparse = problem.outputs.sparse_plan;
+  if (sparse.max_entries == 0) return;
+  for (int64_t member = 0; member < problem.count; ++member) {
+    const int64_t* offsets = sparse.row_offsets + member * (problem.n + 1);
+    const int32_t* columns = sparse.columns + member * sparse.max_entries;
+    const int64_t entries = offsets[problem.n], width = static_cast<int64_t>(SizeOf(sparse.values.dtype));
+    v1::SparsePlan* out = response->add_sparse_plan();
+    out->set_entry_count(entries);
+    out->set_mass(sparse.mass[member]);
+    if (entries > sparse.max_entries) continue;
+    out->mutable_row_offsets()->Add(offsets, offsets + problem.n + 1);
+    out->mutable_columns()->Add(columns, columns + entries);
+    v1::Tensor* values = out->mutable_values();
+    values->set_dtype(ToProto(sparse.values.dtype));
+    values->add_shape(entries);
+    values->set_data(static_cast<const char*>(sparse.values.data) + member * sparse.max_entries * width,
+                     static_cast<size_t>(entries * width));
+  }
 }
 
 }  // namespace sinkhorn

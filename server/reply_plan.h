@@ -30,6 +30,9 @@ absl::optional<Error> CheckOutputs(const v1::SolveRequest& request, const Proble
 absl::optional<Error> PlanReply(const OutputMask& mask, const TensorCheck& inputs, const Limits& limits,
                                 Prepared* prepared, v1::SolveResponse* response);
 
+// Adds what is neither a tensor nor a scalar: how Hessian-vector products converged, sparse plans. REQUIRES: solved.
+void FillExtras(const Prepared& prepared, v1::SolveResponse* response);
+
 }  // namespace sinkhorn
 
 #endif  // SINKHORN_SERVER_REPLY_PLAN_H_

@@ -10,16 +10,17 @@
 namespace sinkhorn {
 namespace {
 
-template <class BitsType, BitsType kInfinityBits>
+template <class BitsType, BitsType kInfinityBits, BitsType kLeastBits>
 struct Format {
   using Bits = BitsType;
   static constexpr Bits kInfinity = kInfinityBits;
+  static constexpr Bits kLeast = kLeastBits;  // The smallest number that arithmetic is sure to keep.
   static constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
 };
-using Float32 = Format<uint32_t, 0x7f800000u>;
-using Float64 = Format<uint64_t, 0x7ff0000000000000u>;
-using Float16 = Format<uint16_t, 0x7c00u>;
-using BFloat16 = Format<uint16_t, 0x7f80u>;
+using Float32 = Format<uint32_t, 0x7f800000u, 0x00800000u>;
+using Float64 = Format<uint64_t, 0x7ff0000000000000u, 0x0010000000000000u>;
+using Float16 = Format<uint16_t, 0x7c00u, 1>;
+using BFloat16 = Format<uint16_t, 0x7f80u, 0x0080u>;
 
 template <class F>
 typename F::Bits Load(const void* data, int64_t index) {
@@ -71,6 +72,16 @@ int64_t FirstViolationOf(const void* data, int64_t count, ElementRule rule) {
       return FirstViolationOf<F, ElementRule::kFinitePositive>(data, count);
     case ElementRule::kNotNan:
       return FirstViolationOf<F, ElementRule::kNotNan>(data, count);
+  }
+  return -1;
+}
+
+template <class F>
+int64_t FirstVoidRowOf(const void* data, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    int64_t k = 0;
+    while (k < columns && static_cast<typename F::Bits>(Load<F>(data, i * columns + k) & ~F::kSign) < F::kLeast) ++k;
+    if (k == columns) return i;
   }
   return -1;
 }
@@ -129,6 +140,20 @@ int64_t FirstViolation(const TensorView& tensor, int64_t count, ElementRule rule
       return FirstViolationOf<Float16>(tensor.data, count, rule);
     case DType::kBFloat16:
       return FirstViolationOf<BFloat16>(tensor.data, count, rule);
+  }
+  return -1;
+}
+
+int64_t FirstVoidRow(const TensorView& tensor, int64_t rows, int64_t columns) {
+  switch (tensor.dtype) {
+    case DType::kFloat32:
+      return FirstVoidRowOf<Float32>(tensor.data, rows, columns);
+    case DType::kFloat64:
+      return FirstVoidRowOf<Float64>(tensor.data, rows, columns);
+    case DType::kFloat16:
+      return FirstVoidRowOf<Float16>(tensor.data, rows, columns);
+    case DType::kBFloat16:
+      return FirstVoidRowOf<BFloat16>(tensor.data, rows, columns);
   }
   return -1;
 }

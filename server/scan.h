@@ -13,6 +13,10 @@ enum class ElementRule : uint8_t { kFinite, kFiniteNonNegative, kFinitePositive,
 // Index of the first of `count` elements that breaks `rule`, or -1.
 int64_t FirstViolation(const TensorView& tensor, int64_t count, ElementRule rule);
 
+// Index of the first of `rows` rows of `columns` elements that holds only zeros and subnormal numbers (of FLOAT16: only
+// zeros), or -1.
+int64_t FirstVoidRow(const TensorView& tensor, int64_t rows, int64_t columns);
+
 // Element `index` as a double.
 double Element(const TensorView& tensor, int64_t index);
 

@@ -84,6 +84,10 @@ void SolveCall::Process() {
   if (!error.has_value() && request_->solver().has_time_budget() && !executor_->backend->can_finish_soon()) {
     error = Unsupported("solver.time_budget", "is not supported by this server's devices: they finish what they begin");
   }
+  if (const char* field;
+      !error.has_value() && (field = executor_->backend->Unsupported(prepared_.problem)) != nullptr) {
+    error = Unsupported(field, "asks for what this server's devices cannot do yet; a CPU server can");
+  }
   before_queue_ = absl::Now() - arrived_;
   context_->decode_seconds->Observe(absl::ToDoubleSeconds(before_queue_));
   if (error.has_value()) return Fail(*error);

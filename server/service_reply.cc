@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "server/answer_check.h"
 #include "server/log.h"
+#include "server/reply_plan.h"
 #include "server/service_call.h"
 #include "server/wire.h"
 
@@ -147,6 +148,7 @@ void SolveCall::FillResponse() {
   response_->set_request_id(request_id_);
   Fill(result_.report.convergence, response_->mutable_convergence());
   for (const Convergence& member : prepared_.members) Fill(member, response_->add_members());
+  FillExtras(prepared_, response_);
   v1::Execution* execution = response_->mutable_execution();
   execution->set_backend(executor_->device.backend);
   execution->set_device(executor_->device.name);

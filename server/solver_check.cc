@@ -14,6 +14,7 @@ using absl::StrCat;
 constexpr int kTransportIterations = 1000;
 constexpr int kNormalizationIterations = 20;
 constexpr int kExactIterations = 200;
+constexpr int kNeumannTerms = 3, kNeumannTermsMax = 16;
 constexpr double kTransportTolerance = 1e-5;
 
 // !(x > 0) rather than x <= 0: it refuses NaN too.
@@ -176,9 +177,9 @@ optional<Error> CheckCustomRecipe(const v1::CustomRecipe& in, Recipe* out) {
 
 }  // namespace
 
-optional<Error> CheckTransportSolver(const v1::SolverOptions& in, ProblemKind kind, const Limits& limits,
-                                     SolverOptions* out) {
-  const int degree = kind == ProblemKind::kPointCloud ? 2 : 1;
+optional<Error> CheckTransportSolver(const v1::SolverOptions& in, ProblemKind kind, PointCost cost,
+                                     const Limits& limits, SolverOptions* out) {
+  const int degree = kind == ProblemKind::kPointCloud && cost == PointCost::kSquaredEuclidean ? 2 : 1;
   if (auto error = CheckEpsilon(in, degree, out)) return error;
   if (auto error = CheckSchedule(in, degree, out)) return error;
   if (auto error = CheckIterations(in, kTransportIterations, limits, out)) return error;
@@ -198,6 +199,79 @@ optional<Error> CheckTransportSolver(const v1::SolverOptions& in, ProblemKind ki
     return InvalidField("solver.debias", "is for point clouds only", "a dense problem");
   }
   return CheckPrecision(in, out);
+}
+
+optional<Error> CheckCostFunction(v1::CostFunction cost, TransportInputs* out) {
+  switch (cost) {
+    case v1::COST_FUNCTION_SQUARED_EUCLIDEAN:
+      return nullopt;
+    case v1::COST_FUNCTION_HALF_SQUARED_EUCLIDEAN:
+      out->kappa = 0.5;
+      return nullopt;
+    case v1::COST_FUNCTION_EUCLIDEAN:
+      out->point_cost = PointCost::kEuclidean;
+      return nullopt;
+    case v1::COST_FUNCTION_COSINE:
+      out->point_cost = PointCost::kCosine;
+      return nullopt;
+    case v1::COST_FUNCTION_NEGATIVE_DOT:
+      out->point_cost = PointCost::kNegativeDot;
+      return nullopt;
+    default:
+      return InvalidField("point_cloud.cost",
+                          "must be SQUARED_EUCLIDEAN, HALF_SQUARED_EUCLIDEAN, EUCLIDEAN, COSINE or NEGATIVE_DOT",
+                          StrCat(cost));
+  }
+}
+
+optional<Error> CheckSparsePlanOptions(const v1::SparsePlanOptions& in, const Limits& limits, SparseOutput* out) {
+  if (!IsNonNegative(in.threshold())) {
+    return InvalidField("sparse_plan.threshold", "must be finite and >= 0", StrCat(in.threshold()));
+  }
+  if (in.max_entries() < 1) return InvalidField("sparse_plan.max_entries", "must be >= 1", StrCat(in.max_entries()));
+  if (in.max_entries() > limits.max_matrix_elements) {
+    return TooLarge("sparse_plan.max_entries", "the number of entries", limits.max_matrix_elements, in.max_entries());
+  }
+  out->threshold = in.threshold();
+  out->max_entries = in.max_entries();
+  return nullopt;
+}
+
+optional<Error> CheckHessianOptions(const v1::HessianProducts& in, const Limits& limits, HessianInputs* out) {
+  switch (in.preconditioner()) {
+    case v1::PRECONDITIONER_UNSPECIFIED:
+    case v1::PRECONDITIONER_JACOBI:
+      out->preconditioner = Preconditioner::kJacobi;
+      break;
+    case v1::PRECONDITIONER_NONE:
+      out->preconditioner = Preconditioner::kNone;
+      break;
+    case v1::PRECONDITIONER_NEUMANN:
+      out->preconditioner = Preconditioner::kNeumann;
+      break;
+    default:
+      return InvalidField("hessian.preconditioner", "must be a Preconditioner", StrCat(in.preconditioner()));
+  }
+  const bool neumann = out->preconditioner == Preconditioner::kNeumann;
+  if (in.neumann_terms() < 0 || in.neumann_terms() > (neumann ? kNeumannTermsMax : 0)) {
+    return InvalidField(
+        "hessian.neumann_terms",
+        neumann ? StrCat("must be in [1, ", kNeumannTermsMax, "], or 0 for the default") : "must be 0 without NEUMANN",
+        StrCat(in.neumann_terms()));
+  }
+  if (neumann) out->neumann_terms = in.neumann_terms() > 0 ? in.neumann_terms() : kNeumannTerms;
+  if (in.has_tolerance()) out->tolerance = in.tolerance();
+  if (!IsNonNegative(out->tolerance)) {
+    return InvalidField("hessian.tolerance", "must be finite and >= 0", StrCat(out->tolerance));
+  }
+  if (in.max_iterations() < 0) {
+    return InvalidField("hessian.max_iterations", "must be >= 0 (0: the default)", StrCat(in.max_iterations()));
+  }
+  if (in.max_iterations() > limits.max_iterations) {
+    return TooLarge("hessian.max_iterations", "iterations", limits.max_iterations, in.max_iterations());
+  }
+  if (in.max_iterations() > 0) out->max_iterations = in.max_iterations();
+  return nullopt;
 }
 
 optional<Error> CheckNormalizationSolver(const v1::SolverOptions& in, bool exact, bool backward_only,

@@ -16,6 +16,7 @@ using absl::nullopt;
 using absl::optional;
 using absl::StrCat;
 
+constexpr int64_t kMaxDirections = 128;    // Of Hessian-vector products in one request.
 constexpr double kTotalsTolerance = 1e-5;  // Relative, between totals that must be equal.
 
 // Validates one request. Errors are returned as soon as they are found, so a later check may rely on the earlier ones.
@@ -37,10 +38,13 @@ class Validator {
   optional<Error> CheckPointCloud();
   optional<Error> CheckMasses(const std::string& prefix, const v1::Tensor* a, const v1::Tensor* b);
   optional<Error> CheckTransportExtras();
+  optional<Error> CheckHessian();
+  optional<Error> CheckSparsePlan();
   optional<Error> CheckMatrixSize(const char* field, int64_t rows, int64_t columns);
   optional<Error> CheckCount();
 
   // Checks of the contents.
+  optional<Error> CheckDirections();
   optional<Error> CheckTotals(const std::string& prefix);
   optional<Error> CheckExactTotals();
 
@@ -75,6 +79,7 @@ optional<Error> Validator::Run() {
       return InvalidField("problem", "must be one of normalization, dense and point_cloud", "none");
   }
   if (error) return error;
+  if ((error = CheckHessian()) || (error = CheckSparsePlan())) return error;
   if ((error = CheckCount())) return error;
   if ((error = CheckOutputs(request_, problem_, &outputs_))) return error;
   if (outputs_.Has(v1::OUTPUT_PLAN) && problem_.kind == ProblemKind::kPointCloud) {
@@ -82,6 +87,7 @@ optional<Error> Validator::Run() {
   }
   // 2. The data.
   if ((error = tensors_.Scan())) return error;
+  if ((error = CheckDirections())) return error;
   return problem_.kind == ProblemKind::kNormalization ? CheckExactTotals() : CheckTotals(prefix);
 }
 
@@ -246,17 +252,27 @@ optional<Error> Validator::CheckPointCloud() {
   if (problem_.dim > limits_.max_dimension) {
     return TooLarge("point_cloud.x.shape", "the dimension d", limits_.max_dimension, problem_.dim);
   }
-  switch (in.cost()) {
-    case v1::COST_FUNCTION_SQUARED_EUCLIDEAN:
-      inputs->kappa = 1;
-      break;
-    case v1::COST_FUNCTION_HALF_SQUARED_EUCLIDEAN:
-      inputs->kappa = 0.5;
-      break;
-    default:
-      return InvalidField("point_cloud.cost", "must be SQUARED_EUCLIDEAN or HALF_SQUARED_EUCLIDEAN", StrCat(in.cost()));
-  }
+  if (auto error = CheckCostFunction(in.cost(), inputs)) return error;
   return CheckMasses("point_cloud", in.has_a() ? &in.a() : nullptr, in.has_b() ? &in.b() : nullptr);
+}
+
+// Cosines: every point has a direction.
+optional<Error> Validator::CheckDirections() {
+  if (problem_.transport.point_cost != PointCost::kCosine) return nullopt;
+  const struct {
+    const char* field;
+    const TensorView& view;
+    int64_t size;
+  } clouds[] = {{"point_cloud.x.data", problem_.transport.x, problem_.n},
+                {"point_cloud.y.data", problem_.transport.y, problem_.m}};
+  for (const auto& cloud : clouds) {
+    const int64_t rows = cloud.size * (cloud.view.shared ? 1 : problem_.count);
+    const int64_t row = FirstVoidRow(cloud.view, rows, problem_.dim);
+    if (row < 0) continue;
+    return InvalidField(cloud.field, "must have no zero vector with COSINE",
+                        StrCat("a zero vector in row ", row % cloud.size, " of member ", row / cloud.size));
+  }
+  return nullopt;
 }
 
 optional<Error> Validator::CheckMasses(const std::string& prefix, const v1::Tensor* a, const v1::Tensor* b) {
@@ -280,7 +296,8 @@ optional<Error> Validator::CheckMasses(const std::string& prefix, const v1::Tens
 optional<Error> Validator::CheckTransportExtras() {
   TransportInputs* inputs = &problem_.transport;
   const v1::SolverOptions& solver = request_.solver();
-  if (auto error = CheckTransportSolver(solver, problem_.kind, limits_, &problem_.solver)) return error;
+  if (auto error = CheckTransportSolver(solver, problem_.kind, inputs->point_cost, limits_, &problem_.solver))
+    return error;
   if (solver.has_initial_f()) {
     if (auto error = tensors_.Add("solver.initial_f", solver.initial_f(), {{"n", &problem_.n}}, ElementRule::kFinite,
                                   &inputs->initial_f)) {
@@ -311,6 +328,45 @@ optional<Error> Validator::CheckTransportExtras() {
       return TooLarge("apply_u.shape", "the number of columns k", limits_.max_dimension, inputs->u_columns);
     }
   }
+  return nullopt;
+}
+
+optional<Error> Validator::CheckHessian() {
+  if (!request_.has_hessian()) return nullopt;
+  const v1::HessianProducts& in = request_.hessian();
+  HessianInputs* out = &problem_.transport.hessian;
+  if (problem_.kind != ProblemKind::kPointCloud) return InvalidField("hessian", "is for point clouds only", "another");
+  if (problem_.transport.point_cost == PointCost::kEuclidean) {
+    return InvalidField("hessian", "is not for EUCLIDEAN, which has no second derivative where points meet",
+                        "cost EUCLIDEAN");
+  }
+  if (!in.has_x() && !in.has_y()) return InvalidField("hessian.x", "or hessian.y is required", "neither");
+  int64_t count = 0;
+  if (in.has_x()) {
+    if (auto error = tensors_.Add("hessian.x", in.x(), {{"k", &count}, {"n", &problem_.n}, {"d", &problem_.dim}},
+                                  ElementRule::kFinite, &out->x)) {
+      return error;
+    }
+  }
+  if (in.has_y()) {
+    if (auto error = tensors_.Add("hessian.y", in.y(), {{"k", &count}, {"m", &problem_.m}, {"d", &problem_.dim}},
+                                  ElementRule::kFinite, &out->y)) {
+      return error;
+    }
+  }
+  if (count > kMaxDirections) return TooLarge("hessian", "the number of directions k", kMaxDirections, count);
+  out->count = count;
+  return CheckHessianOptions(in, limits_, out);
+}
+
+optional<Error> Validator::CheckSparsePlan() {
+  if (!request_.has_sparse_plan()) return nullopt;
+  SparseOutput* out = &problem_.outputs.sparse_plan;
+  if (problem_.kind == ProblemKind::kNormalization) {
+    return InvalidField("sparse_plan", "is for transport problems only", "a normalization");
+  }
+  if (auto error = CheckSparsePlanOptions(request_.sparse_plan(), limits_, out)) return error;
+  out->max_entries = std::min(out->max_entries, SaturatingProduct(problem_.n, problem_.m));
   return nullopt;
 }
 

@@ -38,8 +38,9 @@ struct Prepared {
   std::vector<ReplyTensor> tensors;  // Outputs that are tensors, all in `block`.
   Block block;                       // Uninitialised.
   size_t block_bytes = 0;
-  std::vector<Convergence> members;  // For OUTPUT_MEMBERS, else empty.
-  int64_t bytes = 0;                 // Inputs and outputs, for the queue's accounting.
+  std::vector<Convergence> members;         // For OUTPUT_MEMBERS, else empty.
+  std::vector<HessianConvergence> hessian;  // Of each member, with Hessian-vector products.
+  int64_t bytes = 0;                        // Inputs and outputs, for the queue's accounting.
 };
 
 // Validates `request`, which was decoded from `bytes` (server/wire.h). On success fills `prepared`, and `response` with

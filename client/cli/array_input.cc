@@ -34,6 +34,7 @@ absl::Status WithContext(absl::string_view context, const absl::Status& status) 
 }
 
 std::vector<int64_t> ShapeOf(int64_t rows, int64_t columns, int min_rank) {
+  if (min_rank == 3) return {1, rows, columns};
   if (min_rank == 0 && rows == 1 && columns == 1) return {};
   if (min_rank <= 1 && (rows == 1 || columns == 1)) return {rows * columns};
   return {rows, columns};

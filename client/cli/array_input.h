@@ -16,8 +16,8 @@ namespace sinkhorn::client {
 // are separated by commas, tabs or spaces; # begins a comment); or numbers, rows separated by semicolons and columns by
 // commas.
 //
-// Text becomes float32. `min_rank` shapes it: 2, a matrix always; 1, a vector where it has one row or one column; 0, a
-// scalar where it is one number. A .npy file keeps its dtype and shape.
+// Text becomes float32. `min_rank` shapes it: 3, a list of one matrix; 2, a matrix always; 1, a vector where it has one
+// row or one column; 0, a scalar where it is one number. A .npy file keeps its dtype and shape.
 //
 // INVALID_ARGUMENT: not such a thing; the message names what is wrong and, in text, where.
 absl::StatusOr<v1::Tensor> ReadArray(const std::string& value, int min_rank);

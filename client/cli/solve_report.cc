@@ -84,6 +84,29 @@ std::string ConvergenceText(const v1::Convergence& convergence, bool fixed) {
                          convergence.marginal_error_b());
 }
 
+std::string HessianText(const v1::HessianConvergence& convergence) {
+  return absl::StrFormat("%s after %d iteration%s of conjugate gradients, residual %.3g",
+                         convergence.converged() ? "converged" : "not converged", convergence.iterations(),
+                         convergence.iterations() == 1 ? "" : "s", convergence.residual());
+}
+
+// Entries as rows (row, column, value).
+v1::Tensor EntriesOf(const v1::SparsePlan& plan) {
+  const absl::StatusOr<std::vector<double>> values = ToDoubles(plan.values());
+  std::vector<double> entries;
+  for (int i = 0; i + 1 < plan.row_offsets_size() && values.ok(); ++i) {
+    for (int64_t k = plan.row_offsets(i); k < plan.row_offsets(i + 1); ++k) {
+      entries.insert(entries.end(), {static_cast<double>(i), static_cast<double>(plan.columns(k)), (*values)[k]});
+    }
+  }
+  return MakeTensor(absl::MakeConstSpan(entries), {static_cast<int64_t>(entries.size() / 3), 3});
+}
+
+// "sparse_plan", or "sparse_plan_2" of a batch.
+std::string SparsePlanName(const v1::SolveResponse& response, int member) {
+  return response.sparse_plan_size() == 1 ? "sparse_plan" : absl::StrCat("sparse_plan_", member);
+}
+
 std::string ExecutionText(const v1::Execution& execution) {
   return absl::StrFormat("%s; %s, %s; %d problem%s in the batch, %d launch%s", execution.device(), execution.family(),
                          ShortName(execution.precision()), execution.batch_problem_count(),
@@ -130,6 +153,11 @@ absl::StatusOr<SavedFiles> SaveOutputs(const v1::SolveResponse& response, const 
   for (const auto& [name, tensor] : Tensors(response)) {
     if (absl::Status status = save(name, *tensor); !status.ok()) return status;
   }
+  for (int i = 0; i < response.sparse_plan_size(); ++i) {
+    if (response.sparse_plan(i).row_offsets_size() == 0) continue;
+    const absl::Status status = save(SparsePlanName(response, i), EntriesOf(response.sparse_plan(i)));
+    if (!status.ok()) return status;
+  }
   return saved;
 }
 
@@ -145,6 +173,9 @@ std::string Summary(const v1::SolveRequest& request, const v1::SolveResponse& re
   for (int i = 0; i < std::min(response.members_size(), kScalarsMax); ++i) {
     AppendLine(absl::StrCat("  member ", i), ConvergenceText(response.members(i), fixed), &out);
   }
+  for (int i = 0; i < std::min(response.hessian_convergence_size(), kScalarsMax); ++i) {
+    AppendLine("hessian", HessianText(response.hessian_convergence(i)), &out);
+  }
   AppendLine("execution", ExecutionText(response.execution()), &out);
   AppendLine("time", TimeText(response.execution(), round_trip), &out);
   for (const auto& [name, tensor] : Tensors(response)) {
@@ -159,6 +190,18 @@ std::string Summary(const v1::SolveRequest& request, const v1::SolveResponse& re
     }
     AppendLine(name, absl::StrCat(DescribeTensor(*tensor), where), &out);
     if (print) out.append(Rows(*tensor));
+  }
+  for (int i = 0; i < std::min(response.sparse_plan_size(), kScalarsMax); ++i) {
+    const v1::SparsePlan& plan = response.sparse_plan(i);
+    const bool complete = plan.row_offsets_size() > 0;
+    const std::string name = SparsePlanName(response, i);
+    const auto file = saved.find(name);
+    AppendLine(name,
+               absl::StrFormat("%d entries, mass %.6g%s%s", plan.entry_count(), plan.mass(),
+                               complete ? "" : ": more than --sparse_max_entries",
+                               file == saved.end() ? "" : absl::StrCat("  -> ", file->second)),
+               &out);
+    if (complete && file == saved.end() && plan.entry_count() * 3 <= kPrintMax) out.append(Rows(EntriesOf(plan)));
   }
   return out;
 }

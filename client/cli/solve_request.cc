@@ -31,13 +31,17 @@ ABSL_FLAG(std::string, initial_f, "", "solve: transport. Initial potential f [n]
 ABSL_FLAG(std::string, initial_g, "", "solve: transport. Initial potential g [m].");
 ABSL_FLAG(std::string, apply_v, "", "solve: transport. V [m, k]; P V is returned.");
 ABSL_FLAG(std::string, apply_u, "", "solve: transport. U [n, k]; P^T U is returned.");
+ABSL_FLAG(std::string, hessian_x, "",
+          "solve: point clouds. Directions of x [k, n, d] (text: one of them); Hessian-vector products are returned.");
+ABSL_FLAG(std::string, hessian_y, "", "solve: point clouds. Directions of y [k, m, d]; default 0.");
 ABSL_FLAG(std::string, dtype, "",
           "solve: converts all inputs to float32, float64, float16 or bfloat16 before they are sent; outputs have the "
           "dtype of the first input. Default: as in the .npy file; float32 for text.");
 
 // ---- What is asked ----
 ABSL_FLAG(std::string, cost_function, "",
-          "solve: point clouds, required. squared_euclidean (|x-y|^2) or half_squared_euclidean (|x-y|^2 / 2).");
+          "solve: point clouds, required. squared_euclidean (|x-y|^2), half_squared_euclidean (|x-y|^2 / 2), euclidean "
+          "(|x-y|), cosine (1 - cos) or negative_dot (-<x,y>).");
 ABSL_FLAG(std::vector<std::string>, outputs, {},
           "solve: comma-separated list of value, value_linear, primal_bound, potentials, plan, marginals, "
           "gradient_points, gradient_masses, gradient_cost, projection, members. Default: value,potentials for "
@@ -57,7 +61,8 @@ ABSL_FLAG(OptionalDouble, custom_logit_floor, {}, "solve: --recipe=custom. Lower
 
 // ---- Solver ----
 ABSL_FLAG(OptionalDouble, epsilon, {}, "solve: regularisation in units of the cost. Transport needs it or --blur.");
-ABSL_FLAG(OptionalDouble, blur, {}, "solve: the same as a length: epsilon = blur^p (p = 2; dense: 1).");
+ABSL_FLAG(OptionalDouble, blur, {},
+          "solve: the same as a length: epsilon = blur^p (squared distances: p = 2; else 1).");
 ABSL_FLAG(OptionalDouble, scaling, {}, "solve: annealing: blur is multiplied by it each iteration; in (0, 1).");
 ABSL_FLAG(OptionalDouble, epsilon_start, {}, "solve: first epsilon of the annealing. Default: the largest cost.");
 ABSL_FLAG(std::string, update_rule, "", "solve: transport. alternating (default) or symmetric.");
@@ -72,6 +77,15 @@ ABSL_FLAG(OptionalDouble, reach_b, {}, "solve: transport. Relaxes the column mar
 ABSL_FLAG(OptionalDouble, time_budget, {},
           "solve: transport. Seconds after arrival at which iterating ends and the iterate reached is the answer, with "
           "its certificate, instead of an error at the deadline.");
+ABSL_FLAG(std::string, preconditioner, "", "solve: --hessian_x, --hessian_y. none, jacobi (default) or neumann.");
+ABSL_FLAG(OptionalInt, neumann_terms, {}, "solve: --preconditioner=neumann. Terms, 1 to 16; default 3.");
+ABSL_FLAG(OptionalDouble, hessian_tolerance, {},
+          "solve: --hessian_x, --hessian_y. Relative residual of their conjugate gradients; default 1e-5.");
+ABSL_FLAG(OptionalInt, hessian_max_iterations, {}, "solve: --hessian_x, --hessian_y. Iterations; default 200.");
+ABSL_FLAG(OptionalDouble, sparse_threshold, {},
+          "solve: transport. Returns the plan's entries from this on, at most --sparse_max_entries.");
+ABSL_FLAG(OptionalInt, sparse_max_entries, {},
+          "solve: transport. Most entries of a sparse plan; with more, their number and mass alone come back.");
 ABSL_FLAG(bool, debias, false, "solve: point clouds. Sinkhorn divergence instead of the transport cost.");
 ABSL_FLAG(std::string, precision, "", "solve: strict (default), fast or double.");
 
@@ -112,6 +126,8 @@ std::vector<ArrayFlag> ArrayFlags(bool dense) {
       {"initial_g", absl::GetFlag(FLAGS_initial_g), 1, [](R* r) { return r->mutable_solver()->mutable_initial_g(); }},
       {"apply_v", absl::GetFlag(FLAGS_apply_v), 2, [](R* r) { return r->mutable_apply_v(); }},
       {"apply_u", absl::GetFlag(FLAGS_apply_u), 2, [](R* r) { return r->mutable_apply_u(); }},
+      {"hessian_x", absl::GetFlag(FLAGS_hessian_x), 3, [](R* r) { return r->mutable_hessian()->mutable_x(); }},
+      {"hessian_y", absl::GetFlag(FLAGS_hessian_y), 3, [](R* r) { return r->mutable_hessian()->mutable_y(); }},
   };
 }
 
@@ -185,6 +201,9 @@ absl::Status SetEnums(v1::SolveRequest::ProblemCase problem, v1::SolveRequest* r
                         [&](int v) { solver()->set_over_relaxation(static_cast<v1::OverRelaxation>(v)); }));
   status.Update(SetEnum("precision", absl::GetFlag(FLAGS_precision), v1::Precision_descriptor(),
                         [&](int v) { solver()->set_precision(static_cast<v1::Precision>(v)); }));
+  status.Update(
+      SetEnum("preconditioner", absl::GetFlag(FLAGS_preconditioner), v1::Preconditioner_descriptor(),
+              [&](int v) { request->mutable_hessian()->set_preconditioner(static_cast<v1::Preconditioner>(v)); }));
   for (const std::string& output : absl::GetFlag(FLAGS_outputs)) {
     status.Update(SetEnum("outputs", output, v1::Output_descriptor(),
                           [&](int v) { request->add_outputs(static_cast<v1::Output>(v)); }));
@@ -208,6 +227,12 @@ void SetNumbers(v1::SolveRequest* request) {
   if (const auto v = absl::GetFlag(FLAGS_reach_a)) solver()->set_reach_a(*v);
   if (const auto v = absl::GetFlag(FLAGS_reach_b)) solver()->set_reach_b(*v);
   if (const auto v = absl::GetFlag(FLAGS_time_budget)) solver()->set_time_budget(*v);
+  const auto hessian = [request] { return request->mutable_hessian(); };
+  if (const auto v = absl::GetFlag(FLAGS_neumann_terms)) hessian()->set_neumann_terms(*v);
+  if (const auto v = absl::GetFlag(FLAGS_hessian_tolerance)) hessian()->set_tolerance(*v);
+  if (const auto v = absl::GetFlag(FLAGS_hessian_max_iterations)) hessian()->set_max_iterations(*v);
+  if (const auto v = absl::GetFlag(FLAGS_sparse_threshold)) request->mutable_sparse_plan()->set_threshold(*v);
+  if (const auto v = absl::GetFlag(FLAGS_sparse_max_entries)) request->mutable_sparse_plan()->set_max_entries(*v);
   if (absl::GetFlag(FLAGS_debias)) solver()->set_debias(true);
   if (const auto v = absl::GetFlag(FLAGS_custom_offset)) custom()->set_offset(*v);
   if (const auto v = absl::GetFlag(FLAGS_custom_guard_value)) custom()->set_guard_value(*v);
@@ -223,8 +248,9 @@ absl::StatusOr<v1::SolveRequest> RequestFromFlags() {
   v1::SolveRequest request;
   if (absl::Status status = ReadArrays(*problem, &request); !status.ok()) return status;
   if (*problem == v1::SolveRequest::kPointCloud && absl::GetFlag(FLAGS_cost_function).empty()) {
-    return absl::InvalidArgumentError(
-        "--cost_function must be squared_euclidean or half_squared_euclidean: the factor rescales epsilon");
+    return absl::InvalidArgumentError(absl::StrCat("--cost_function must be one of ",
+                                                   ShortNames(v1::CostFunction_descriptor()),
+                                                   ": the factor of a squared distance rescales epsilon"));
   }
   SetNumbers(&request);
   if (absl::Status status = SetEnums(*problem, &request); !status.ok()) return status;

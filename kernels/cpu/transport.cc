@@ -32,7 +32,8 @@ constexpr double kFloatExponentMax = 400;   // Cost over epsilon up to which flo
 double TransportMakeSeconds(const Problem& problem) {
   const double pairs = static_cast<double>(problem.n) * problem.m;
   const double width = problem.solver.precision == Precision::kDouble ? 3 : 1;
-  return pairs * width * DensitySeconds(problem.dim);
+  const double root = problem.transport.point_cost == PointCost::kEuclidean ? 2 : 1;
+  return pairs * width * root * DensitySeconds(problem.dim);
 }
 
 class TransportWork final : public AnytimeWork {
@@ -241,7 +242,17 @@ int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
   const int64_t points = (problem.n + problem.m) * (3 * problem.dim + 20) * 8;
   const int64_t accumulators = std::min<int64_t>(64, pairs / 65536 + 1) * problem.m * width;
   const int64_t extrapolation = problem.solver.tolerance > 0 && problem.solver.over_relaxation ? problem.m * 22 * 8 : 0;
-  const int64_t member = cache + points * (problem.solver.debias ? 3 : 1) + accumulators + extrapolation;
+  // Hessian-vector products: of each direction, its steps in both types, vectors of the gradients, accumulators.
+  const HessianInputs& hessian = problem.transport.hessian;
+  const int64_t slots =
+      std::max<int64_t>(1, std::min<int64_t>(64, (int64_t{1} << 24) / (hessian.count + 1) / problem.m));
+  const int64_t products = hessian.count == 0
+                               ? 0
+                               : hessian.count * (problem.n + problem.m) * (5 * problem.dim + 12) * 8 +
+                                     slots * (hessian.count + 1) * problem.m * width + pairs * (cache > 0 ? width : 0);
+  const int64_t entries = problem.outputs.sparse_plan.max_entries * (width + 4) * 2;  // Of vectors that grow.
+  const int64_t member =
+      entries + cache + points * (problem.solver.debias ? 3 : 1) + accumulators + extrapolation + products;
   const int64_t resident =
       problem.n * problem.m <= kSmallPairs
           ? problem.count
@@ -257,12 +268,18 @@ double TransportSeconds(const Problem& problem) {
   const double read = bytes <= kOwnCacheBytes ? (is_double ? 0.115e-9 : 0.07e-9) : (is_double ? 0.37e-9 : 0.14e-9);
   const double iteration = 0.35e-6 + (bytes <= kCachedBytes ? pairs * read : make);
   // Passes over the plan: the first two make it in this arithmetic, the bound's four in float64.
-  const bool rows =
-      out.plan || out.gradient_cost || out.plan_v || out.gradient_x || out.projection_x || out.value_linear != nullptr;
+  const bool rows = out.plan || out.sparse_plan.max_entries > 0 || out.gradient_cost || out.plan_v || out.gradient_x ||
+                    out.projection_x || out.value_linear != nullptr;
   const bool columns = out.plan_transpose_u || out.gradient_y || out.projection_y;
   const double passes = rows + columns + (out.primal_bound == nullptr ? 0 : is_double ? 4 : 12);
+  // An upper end, as for a tolerance: sweeps of the conjugate gradients, and five that make bent plans.
+  const HessianInputs& hessian = problem.transport.hessian;
+  const double sweeps = hessian.max_iterations * (1 + hessian.neumann_terms) *
+                        ((bytes <= kCachedBytes ? pairs * read : make) + hessian.count * pairs * read);
+  const double products =
+      hessian.count == 0 ? 0 : (problem.solver.debias ? 3 : 1) * (sweeps + 5 * hessian.count * 3 * make);
   const double solve = 6e-6 + 2 * make + (problem.solver.max_iterations + 1) * iteration;
-  return problem.count * ((problem.solver.debias ? 3 : 1) * solve + passes * make);
+  return problem.count * ((problem.solver.debias ? 3 : 1) * solve + passes * make + products);
 }
 
 }  // namespace sinkhorn::cpu

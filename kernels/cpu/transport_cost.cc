@@ -15,9 +15,32 @@ const float* AlignedFloats(const TensorView& view, int64_t offset) {
   if (view.dtype != DType::kFloat32 || reinterpret_cast<uintptr_t>(view.data) % alignof(float) != 0) return nullptr;
   return static_cast<const float*>(view.data) + offset;
 }
+
+// Divides rows by their lengths. The largest coordinate is taken out first: no square over- or underflows.
+void Normalize(int64_t count, int64_t dim, double* points, double* length) {
+  for (int64_t i = 0; i < count; ++i) {
+    double* point = points + i * dim;
+    double largest = 0, norm2 = 0;
+    for (int64_t k = 0; k < dim; ++k) largest = std::max(largest, std::abs(point[k]));
+    if (!(largest > 0)) continue;
+    for (int64_t k = 0; k < dim; ++k) {
+      point[k] /= largest;
+      norm2 += point[k] * point[k];
+    }
+    const double norm = std::sqrt(norm2);
+    for (int64_t k = 0; k < dim; ++k) point[k] /= norm;
+    length[i] = largest * norm;
+  }
+}
+
+double Radius(const Cloud& cloud) {
+  double radius2 = 0;
+  for (double norm2 : cloud.norm2) radius2 = std::max(radius2, norm2);
+  return std::sqrt(radius2);
+}
 }  // namespace
 
-Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t dim) {
+Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t dim, bool normalize) {
   Cloud cloud;
   cloud.count = count;
   cloud.dim = dim;
@@ -26,19 +49,39 @@ Cloud MakeCloud(const TensorView& points, int64_t member, int64_t count, int64_t
   cloud.norm2.Allocate(count);
   const int64_t offset = points.shared ? 0 : member * count * dim;
   double* out = cloud.points.data();
-  if (const float* in = AlignedFloats(points, offset)) {
+  const float* in = normalize ? nullptr : AlignedFloats(points, offset);
+  if (in != nullptr) {
     Centre(in, count, dim, out, cloud.centre.data(), cloud.norm2.data());
   } else {
     LoadAsDouble(points.dtype, points.data, offset, count * dim, out);
+    if (normalize) {
+      cloud.length.Resize(count);
+      Normalize(count, dim, out, cloud.length.data());
+    }
     Centre(out, count, dim, out, cloud.centre.data(), cloud.norm2.data());
   }
-  double radius2 = 0;
-  for (double norm2 : cloud.norm2) radius2 = std::max(radius2, norm2);
-  cloud.radius = std::sqrt(radius2);
+  cloud.radius = Radius(cloud);
   return cloud;
 }
 
-double BoxCost(const Cloud& x, const Cloud& y, double kappa) {
+void ShareCentre(Cloud* x, Cloud* y) {
+  Buffer<double> centre(x->dim);
+  for (int64_t k = 0; k < x->dim; ++k) centre[k] = (x->centre[k] + y->centre[k]) / 2;
+  for (Cloud* cloud : {x, y}) {
+    for (int64_t i = 0; i < cloud->count; ++i) {
+      double* point = cloud->points.data() + i * cloud->dim;
+      cloud->norm2[i] = 0;
+      for (int64_t k = 0; k < cloud->dim; ++k) {
+        point[k] += cloud->centre[k] - centre[k];
+        cloud->norm2[i] += point[k] * point[k];
+      }
+    }
+    std::copy(centre.begin(), centre.end(), cloud->centre.begin());
+    cloud->radius = Radius(*cloud);
+  }
+}
+
+double BoxDiagonal2(const Cloud& x, const Cloud& y) {
   double diagonal2 = 0;
   for (int64_t k = 0; k < x.dim; ++k) {
     double low = INFINITY, high = -INFINITY;
@@ -51,7 +94,7 @@ double BoxCost(const Cloud& x, const Cloud& y, double kappa) {
     }
     diagonal2 += (high - low) * (high - low);
   }
-  return kappa * diagonal2;
+  return diagonal2;
 }
 
 CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m, int64_t begin, int64_t end) {
@@ -76,23 +119,30 @@ CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m, 
 }
 
 template <typename TE, typename T>
-CostSource<TE, T>::CostSource(const Cloud* x, const Cloud* y, double kappa)
-    : dense_(false), size_{x->count, y->count}, cloud_{x, y}, kappa_(kappa) {
+CostSource<TE, T>::CostSource(const Cloud* x, const Cloud* y, const TransportInputs& in)
+    : dense_(false), size_{x->count, y->count}, cloud_{x, y}, point_cost_(in.point_cost), kappa_(CostFactor(in)) {
+  for (int side = 0; side < 2; ++side) shift_[side].Resize(padded(side));
+  if (point_cost_ == PointCost::kEuclidean) return;
+  // Of points x + c and y + e, x and y centred. What depends on one side alone goes into its shift:
+  //   kappa |x + d - y|^2 = kappa (|x|^2 + |y|^2 + 2 <x, d> - 2 <y, d> + |d|^2) - 2 kappa <x, y>,  d = c - e;
+  //   -<x + c, y + e>     = -<x, e> - <y, c> - <c, e> - <x, y>.
+  const bool dot = point_cost_ == PointCost::kNegativeDot;
   const int64_t dim = x->dim;
-  // C = kappa |x + d - y|^2 with d = centre_x - centre_y: what depends on one side alone goes into its shift.
-  Buffer<double> d(dim);
-  double d2 = 0;
-  for (int64_t k = 0; k < dim; ++k) {
-    d[k] = x->centre[k] - y->centre[k];
-    d2 += d[k] * d[k];
-  }
   for (int side = 0; side < 2; ++side) {
     const Cloud& cloud = *cloud_[side];
-    shift_[side].Resize(padded(side));
+    const Cloud& other = *cloud_[1 - side];
+    Buffer<double> d(dim);
+    double constant = 0;  // Of side 0.
+    for (int64_t k = 0; k < dim; ++k) {
+      d[k] = dot ? -other.centre[k] : cloud.centre[k] - other.centre[k];
+      constant += dot ? -cloud.centre[k] * other.centre[k] : d[k] * d[k] * kappa_;
+    }
     double* shift = shift_[side].data();
     RowDots(cloud.points.data(), cloud.count, dim, d.data(), shift);
     for (int64_t i = 0; i < cloud.count; ++i) {
-      shift[i] = kappa * ((kDistance ? 0 : cloud.norm2[i]) + (side == 0 ? 2 * shift[i] + d2 : -2 * shift[i]));
+      // Whole squared distances hold kappa (|x|^2 + |y|^2) already.
+      const double square = kappa_ * cloud.norm2[i] * ((distance() ? 0 : 1) - (dot ? 1 : 0));
+      shift[i] = square + shift[i] * (dot ? 1 : 2 * kappa_) + (side == 0 ? constant : 0);
     }
   }
 }
@@ -120,7 +170,7 @@ CostSource<TE, T>::CostSource(const TensorView& cost, int64_t member, int64_t n,
 template <typename TE, typename T>
 TE CostSource<TE, T>::LoadPoints(int side, const int64_t* rows, double epsilon, TE* out) const {
   const int64_t dim = this->dim();
-  const double factor = kDistance ? 1 : 2 * kappa_ * kLog2E / epsilon;
+  const double factor = distance() ? 1 : 2 * kappa_ * kLog2E / epsilon;
   for (int r = 0; r < kRowBlock; ++r) {
     if (rows[r] < 0) {
       std::fill(out + r * dim, out + (r + 1) * dim, TE(0));
@@ -128,7 +178,8 @@ TE CostSource<TE, T>::LoadPoints(int side, const int64_t* rows, double epsilon, 
       ScaleRow(cloud_[side]->points.data() + rows[r] * dim, dim, factor, out + r * dim);
     }
   }
-  return static_cast<TE>(kDistance ? -kappa_ * kLog2E / epsilon : 0);
+  if (!distance()) return 0;
+  return static_cast<TE>((point_cost_ == PointCost::kEuclidean ? 1 : -1) * kappa_ * kLog2E / epsilon);
 }
 
 // Costs of rows (side 0) or columns (side 1) of C, one per row of the block: in place, or in `workspace`.
@@ -172,6 +223,23 @@ void CostSource<TE, T>::Exponents(int side, const int64_t* rows, double epsilon,
   const TE* costs[kRowBlock];
   LoadCosts(side, rows, workspace, costs);
   kernels_.cost_exponents(costs, size_[1 - side], columns, static_cast<TE>(-kLog2E / epsilon), row_term, col_term, out);
+}
+
+template <typename TE, typename T>
+void CostSource<TE, T>::WholeExponents(const int64_t* rows, double epsilon, const TE* zeros, TE* out,
+                                       TE* workspace) const {
+  if (!whole_distances() || point_cost_ == PointCost::kEuclidean) {
+    return Exponents(0, rows, epsilon, zeros, zeros, out, workspace);
+  }
+  const int64_t dim = this->dim();
+  for (int r = 0; r < kRowBlock; ++r) {
+    for (int64_t k = 0; k < dim; ++k) {
+      const double apart = cloud_[0]->centre[k] - cloud_[1]->centre[k];
+      workspace[r * dim + k] = rows[r] < 0 ? TE(0) : static_cast<TE>(cloud_[0]->points[rows[r] * dim + k] + apart);
+    }
+  }
+  kernels_.exponents(workspace, dim, Packed(1), padded(1), static_cast<TE>(-kappa_ * kLog2E / epsilon), zeros, zeros,
+                     out);
 }
 
 template <typename TE, typename T>

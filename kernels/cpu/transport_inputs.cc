@@ -23,6 +23,39 @@ std::vector<double> Masses(const TensorView& view, int64_t index, int64_t count)
   return view ? LoadMember(view, index, count) : std::vector<double>(count, 1.0 / count);
 }
 
+double LargestNorm(const Cloud& cloud) {
+  double centre2 = 0;
+  for (double value : cloud.centre) centre2 += value * value;
+  return cloud.radius + std::sqrt(centre2);
+}
+
+// The clouds as their cost wants them, and `cost_max`. Returns the range of the costs, where anybody asks.
+double LoadClouds(const Problem& problem, int64_t index, MemberInputs* out) {
+  const TransportInputs& in = problem.transport;
+  const SolverOptions& solver = problem.solver;
+  const bool unbalanced = !std::isinf(solver.rho_a) || !std::isinf(solver.rho_b);
+  const bool cosine = in.point_cost == PointCost::kCosine, euclidean = in.point_cost == PointCost::kEuclidean;
+  Cloud &x = out->x, &y = out->y;
+  x = MakeCloud(in.x, index, problem.n, problem.dim, cosine);
+  y = MakeCloud(in.y, index, problem.m, problem.dim, cosine);
+  if (euclidean) ShareCentre(&x, &y);
+  if (cosine && problem.outputs.projection_x) out->given_y = MakeCloud(in.y, index, problem.m, problem.dim);
+  if (cosine && problem.outputs.projection_y) out->given_x = MakeCloud(in.x, index, problem.n, problem.dim);
+  const double radius = std::max(x.radius, y.radius), kappa = CostFactor(in);
+  out->cost_max = euclidean ? 2 * radius : 2 * kappa * (solver.debias ? radius * radius : x.radius * y.radius);
+  if (!unbalanced && !(solver.epsilon_decay > 0)) return 0;
+  const double diagonal2 = BoxDiagonal2(x, y);
+  const double range = cosine ? 2 : euclidean ? std::sqrt(diagonal2) : kappa * diagonal2;
+  if (unbalanced) {  // Damping acts on whole potentials: their shift no longer cancels.
+    out->cost_max += range;
+    if (in.point_cost == PointCost::kNegativeDot) {
+      const double norm_x = LargestNorm(x), norm_y = LargestNorm(y), norm = std::max(norm_x, norm_y);
+      out->cost_max += solver.debias ? norm * norm : norm_x * norm_y;
+    }
+  }
+  return range;
+}
+
 }  // namespace
 
 int64_t MemberInputs::PartCount(const Problem& problem) {
@@ -43,7 +76,6 @@ void MemberInputs::Load() {
   b = Masses(in.b, index, problem.m);
   f = LoadMember(in.initial_f, index, problem.n);
   g = LoadMember(in.initial_g, index, problem.m);
-  const bool unbalanced = !std::isinf(solver.rho_a) || !std::isinf(solver.rho_b);
   double range = 0;
   if (problem.kind == ProblemKind::kDense) {
     CostRange all = costs[0];
@@ -51,12 +83,7 @@ void MemberInputs::Load() {
     cost_max = std::max(std::abs(all.min), std::abs(all.max));
     range = all.max - all.min;
   } else {
-    x = MakeCloud(in.x, index, problem.n, problem.dim);
-    y = MakeCloud(in.y, index, problem.m, problem.dim);
-    const double radius = std::max(x.radius, y.radius);
-    cost_max = 2 * in.kappa * (solver.debias ? radius * radius : x.radius * y.radius);
-    if (unbalanced || solver.epsilon_decay > 0) range = BoxCost(x, y, in.kappa);
-    if (unbalanced) cost_max += range;  // Damping acts on whole potentials: their shift no longer cancels.
+    range = LoadClouds(problem, index, this);
   }
   epsilon_start = std::max(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
 }

@@ -20,7 +20,8 @@ struct MemberInputs {
   const Problem& problem;
   const int64_t index;
   std::vector<CostRange> costs;  // Of each part's rows.
-  Cloud x, y;                    // Point clouds only.
+  Cloud x, y;                    // Point clouds only; as their cost wants them.
+  Cloud given_x, given_y;        // Where they were normalised and projections are wanted: as they came.
   std::vector<double> a, b;      // Masses.
   std::vector<double> f, g;      // Initial potentials; empty: none given.
   double cost_max = 0;           // Bound of what the exponents' terms are made of, in units of the cost.

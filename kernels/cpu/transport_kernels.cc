@@ -19,11 +19,15 @@ HWY_BEFORE_NAMESPACE();
 namespace sinkhorn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One panel: acc[r][0..1] = <rows[r], y> + terms, or scale |rows[r] - y|^2 + terms.
-template <int kRows, bool kDistance, class DE, typename TE = hn::TFromD<DE>>
+// What an exponent is made of, apart from terms: <x, y>, scale |x - y|^2 or -scale |x - y|.
+enum class Form { kProduct, kSquare, kRoot };
+
+// One panel: acc[r][0..1] = the form of rows[r] and y, plus terms.
+template <int kRows, Form kForm, class DE, typename TE = hn::TFromD<DE>>
 HWY_INLINE void PanelExponents(DE de, const TE* HWY_RESTRICT rows, int64_t dim, const TE* HWY_RESTRICT panel, TE scale,
                                const TE* HWY_RESTRICT row_term, const TE* HWY_RESTRICT col_term,
                                hn::Vec<DE> (&acc)[kRows][2]) {
+  constexpr bool kDistance = kForm != Form::kProduct;
   const size_t lanes = hn::Lanes(de);
   const auto c0 = hn::Load(de, col_term);
   const auto c1 = hn::Load(de, col_term + lanes);
@@ -48,16 +52,20 @@ HWY_INLINE void PanelExponents(DE de, const TE* HWY_RESTRICT rows, int64_t dim, 
     }
   }
   if (kDistance) {
-    const auto s = hn::Set(de, scale);
+    const auto s = hn::Set(de, kForm == Form::kRoot ? -scale : scale);
     SINKHORN_UNROLL for (int r = 0; r < kRows; ++r) {
       const auto term = hn::Set(de, row_term[r]);
+      if (kForm == Form::kRoot) {
+        acc[r][0] = hn::Sqrt(acc[r][0]);
+        acc[r][1] = hn::Sqrt(acc[r][1]);
+      }
       acc[r][0] = hn::MulAdd(s, acc[r][0], hn::Add(c0, term));
       acc[r][1] = hn::MulAdd(s, acc[r][1], hn::Add(c1, term));
     }
   }
 }
 
-template <typename TE, bool kDistance>
+template <typename TE, Form kForm>
 void PanelsExponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                      const TE* col_term, TE* out) {
   const TagOf<TE> de;
@@ -65,8 +73,8 @@ void PanelsExponents(const TE* rows, int64_t dim, const TE* packed, int64_t colu
   for (int64_t j = 0; j < columns; j += 2 * lanes) {
     for (int r0 = 0; r0 < kRowBlock; r0 += kTileRows) {
       hn::Vec<TagOf<TE>> acc[kTileRows][2];
-      PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0,
-                                           col_term + j, acc);
+      PanelExponents<kTileRows, kForm>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0, col_term + j,
+                                       acc);
       TE* const column0 = out + ColumnIndex(de, j) + r0 * kTile;
       TE* const column1 = out + ColumnIndex(de, j + lanes) + r0 * kTile;
       SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) {
@@ -80,11 +88,13 @@ void PanelsExponents(const TE* rows, int64_t dim, const TE* packed, int64_t colu
 template <typename TE>
 void Exponents(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                const TE* col_term, TE* out) {
-  return scale == 0 ? PanelsExponents<TE, false>(rows, dim, packed, columns, scale, row_term, col_term, out)
-                    : PanelsExponents<TE, true>(rows, dim, packed, columns, scale, row_term, col_term, out);
+  const auto panels = scale == 0  ? PanelsExponents<TE, Form::kProduct>
+                      : scale < 0 ? PanelsExponents<TE, Form::kSquare>
+                                  : PanelsExponents<TE, Form::kRoot>;
+  panels(rows, dim, packed, columns, scale, row_term, col_term, out);
 }
 
-template <typename TE, typename T, bool kDistance>
+template <typename TE, typename T, Form kForm>
 void PanelsExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                    const TE* col_term, const T* weights, T* out, double* sums) {
   const TagOf<TE> de;
@@ -98,8 +108,8 @@ void PanelsExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t column
       SINKHORN_UNROLL for (int r = 0; r < kTileRows; ++r) sum[r] = hn::Zero(dt);
       for (int64_t j = begin; j < end; j += 2 * lanes) {
         hn::Vec<TagOf<TE>> acc[kTileRows][2];
-        PanelExponents<kTileRows, kDistance>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0,
-                                             col_term + j, acc);
+        PanelExponents<kTileRows, kForm>(de, rows + r0 * dim, dim, packed + j * dim, scale, row_term + r0, col_term + j,
+                                         acc);
         const auto w0 = hn::Load(dt, weights + j);
         const auto w1 = hn::Load(dt, weights + j + lanes);
         T* const column0 = out + ColumnIndex(dt, j) + r0 * kTile;
@@ -122,9 +132,10 @@ void PanelsExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t column
 template <typename TE, typename T>
 void ExpSums(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
              const TE* col_term, const T* weights, T* out, double* sums) {
-  return scale == 0
-             ? PanelsExpSums<TE, T, false>(rows, dim, packed, columns, scale, row_term, col_term, weights, out, sums)
-             : PanelsExpSums<TE, T, true>(rows, dim, packed, columns, scale, row_term, col_term, weights, out, sums);
+  const auto panels = scale == 0  ? PanelsExpSums<TE, T, Form::kProduct>
+                      : scale < 0 ? PanelsExpSums<TE, T, Form::kSquare>
+                                  : PanelsExpSums<TE, T, Form::kRoot>;
+  panels(rows, dim, packed, columns, scale, row_term, col_term, weights, out, sums);
 }
 
 // One vector of costs per row at a time: f(r, j, exponents of row r from column j on). A row has `count` columns; those

@@ -35,7 +35,8 @@ struct TransportKernels {
   // rows: [kRowBlock, dim], row-major.
   //   scale = 0: out[r][j] = <rows[r], y[j]> + row_term[r] + col_term[j];
   //   scale < 0: out[r][j] = scale |rows[r] - y[j]|^2 + row_term[r] + col_term[j], which costs twice as much and
-  //   cancels nothing.
+  //   cancels nothing;
+  //   scale > 0: out[r][j] = -scale |rows[r] - y[j]| + row_term[r] + col_term[j], likewise.
   void (*exponents)(const TE* rows, int64_t dim, const TE* packed, int64_t columns, TE scale, const TE* row_term,
                     const TE* col_term, TE* out);
   // out[r][j] = 2^(the same), sums[r] = sum_j out[r][j] * weights[j].

@@ -21,6 +21,10 @@ class Store {
     for (size_t self = 1; self < results_.answers.size(); ++self) SelfPotentials(self);
     Values(out_.gradient_x, results_.gradient[0], problem_.n * problem_.dim);
     Values(out_.gradient_y, results_.gradient[1], problem_.m * problem_.dim);
+    const int64_t directions = problem_.transport.hessian.count;
+    Values(out_.hessian_x, results_.hessian[0], directions * problem_.n * problem_.dim);
+    Values(out_.hessian_y, results_.hessian[1], directions * problem_.m * problem_.dim);
+    if (out_.hessian_convergence != nullptr) out_.hessian_convergence[index_] = results_.hessian_convergence;
     MassGradient(out_.gradient_a, 0);
     MassGradient(out_.gradient_b, 1);
   }

@@ -13,7 +13,9 @@ namespace sinkhorn::cpu {
 struct TransportResults {
   std::vector<const TransportAnswer*> answers;     // Its own; debiased also those of OT(a, a) and OT(b, b).
   const double* gradient[2] = {nullptr, nullptr};  // [n, dim], [m, dim], where wanted
-  double value_linear = 0, primal_bound = 0;       // Where wanted.
+  const double* hessian[2] = {nullptr, nullptr};   // [count, n, dim], [count, m, dim], where wanted
+  HessianConvergence hessian_convergence;
+  double value_linear = 0, primal_bound = 0;  // Where wanted.
 };
 
 void StoreOutputs(const Problem& problem, int64_t index, const TransportResults& results);

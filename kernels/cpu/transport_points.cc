@@ -139,6 +139,29 @@ void CentreDoubles(const double* in, int64_t count, int64_t dim, double* out, do
   CentreRows(in, count, dim, out, centre, norm2);
 }
 
+void DirectionsTo(const double* HWY_RESTRICT point, int64_t dim, const double* HWY_RESTRICT packed, int64_t columns,
+                  int64_t panel, const double* HWY_RESTRICT weights, double* HWY_RESTRICT out) {
+  const hn::CappedTag<double, 8> d;
+  const int64_t lanes = hn::Lanes(d);
+  Buffer<double> sums(dim * lanes);
+  for (int64_t j = 0; j < columns; j += lanes) {
+    const double* y = packed + j / panel * panel * dim + j % panel;
+    auto square = hn::Zero(d);
+    for (int64_t k = 0; k < dim; ++k) {
+      const auto difference = hn::Sub(hn::Set(d, point[k]), hn::LoadU(d, y + k * panel));
+      square = hn::MulAdd(difference, difference, square);
+    }
+    const auto apart = hn::Gt(square, hn::Zero(d));
+    const auto distance = hn::IfThenElse(apart, hn::Sqrt(square), hn::Set(d, 1.0));
+    const auto weight = hn::IfThenElseZero(apart, hn::Div(hn::LoadU(d, weights + j), distance));
+    for (int64_t k = 0; k < dim; ++k) {
+      const auto difference = hn::Sub(hn::Set(d, point[k]), hn::LoadU(d, y + k * panel));
+      hn::StoreU(hn::MulAdd(weight, difference, hn::LoadU(d, sums.data() + k * lanes)), d, sums.data() + k * lanes);
+    }
+  }
+  for (int64_t k = 0; k < dim; ++k) out[k] += hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, sums.data() + k * lanes)));
+}
+
 template <typename T>
 void RangeOfRow(const T* row, int64_t count, T* low, T* high) {
   const hn::ScalableTag<T> d;
@@ -183,6 +206,7 @@ namespace sinkhorn::cpu {
 HWY_EXPORT(DotsOfRows);
 HWY_EXPORT(CentreFloats);
 HWY_EXPORT(CentreDoubles);
+HWY_EXPORT(DirectionsTo);
 HWY_EXPORT(RangeOfFloats);
 HWY_EXPORT(RangeOfDoubles);
 HWY_EXPORT(ScaleToFloat);
@@ -198,6 +222,10 @@ void Centre(const float* in, int64_t count, int64_t dim, double* out, double* ce
 }
 void Centre(const double* in, int64_t count, int64_t dim, double* out, double* centre, double* norm2) {
   HWY_DYNAMIC_DISPATCH(CentreDoubles)(in, count, dim, out, centre, norm2);
+}
+void AddDirections(const double* point, int64_t dim, const double* packed, int64_t columns, int64_t panel,
+                   const double* weights, double* out) {
+  HWY_DYNAMIC_DISPATCH(DirectionsTo)(point, dim, packed, columns, panel, weights, out);
 }
 void Range(const float* values, int64_t count, float* low, float* high) {
   HWY_DYNAMIC_DISPATCH(RangeOfFloats)(values, count, low, high);

@@ -21,6 +21,11 @@ void ScaleRow(const double* row, int64_t dim, double factor, double* out);
 void Pack(const double* rows, int64_t count, int64_t dim, int64_t panel, float* out);
 void Pack(const double* rows, int64_t count, int64_t dim, int64_t panel, double* out);
 
+// out += sum over `columns` points y_j of weights[j] (point - y_j) / |point - y_j|, 0 for those that coincide with it.
+// `packed`: panels of `panel` points, a multiple of 8 (see Pack); columns is a multiple of it.
+void AddDirections(const double* point, int64_t dim, const double* packed, int64_t columns, int64_t panel,
+                   const double* weights, double* out);
+
 // Smallest and largest value; infinity and -infinity if there is none.
 void Range(const float* values, int64_t count, float* low, float* high);
 void Range(const double* values, int64_t count, double* low, double* high);

@@ -77,6 +77,12 @@ class CudaBackend final : public Backend {
   }
 
   bool can_finish_soon() const override { return true; }
+  const char* Unsupported(const Problem& problem) const override {
+    if (problem.outputs.sparse_plan.max_entries > 0) return "sparse_plan";
+    if (problem.kind != ProblemKind::kPointCloud) return nullptr;
+    if (problem.transport.hessian.count > 0) return "hessian";
+    return problem.transport.point_cost == PointCost::kSquaredEuclidean ? nullptr : "point_cloud.cost";
+  }
 
   absl::StatusOr<std::unique_ptr<Solve>> Admit(const Problem& problem) override {
     if (absl::Status status = context_->Health(); !status.ok()) return status;

@@ -30,7 +30,9 @@ constexpr Tensor Case::*kInputs[] = {&Case::logits,
                                      &Case::initial_f,
                                      &Case::initial_g,
                                      &Case::v,
-                                     &Case::u};
+                                     &Case::u,
+                                     &Case::direction_x,
+                                     &Case::direction_y};
 
 struct NamedOutput {
   const char* name;
@@ -56,6 +58,8 @@ constexpr NamedOutput kOutputs[] = {
     {"plan_transpose_u", &Answer::plan_transpose_u, &Outputs::plan_transpose_u},
     {"projection_x", &Answer::projection_x, &Outputs::projection_x},
     {"projection_y", &Answer::projection_y, &Outputs::projection_y},
+    {"hessian_x", &Answer::hessian_x, &Outputs::hessian_x},
+    {"hessian_y", &Answer::hessian_y, &Outputs::hessian_y},
 };
 
 struct NamedScalar {
@@ -90,6 +94,8 @@ Problem ProblemOf(const Case& c) {
   transport.initial_g = c.initial_g.view();
   transport.v = c.v.view();
   transport.u = c.u.view();
+  transport.hessian.x = c.direction_x.view();
+  transport.hessian.y = c.direction_y.view();
   return problem;
 }
 
@@ -127,6 +133,17 @@ void MakeTransportRoom(const Case& c, Answer* answer) {
   if (c.wanted & kProducts && c.u.present()) {
     answer->plan_transpose_u = room(p.m * p.transport.u_columns);
   }
+  if (const int64_t directions = p.transport.hessian.count; directions > 0) {
+    answer->hessian_x = room(directions * p.n * p.dim);
+    answer->hessian_y = room(directions * p.m * p.dim);
+    answer->hessian_convergence.resize(p.count);
+  }
+  if (const int64_t entries = p.outputs.sparse_plan.max_entries; entries > 0) {
+    answer->sparse_offsets.assign(p.count * (p.n + 1), -1);
+    answer->sparse_columns.assign(p.count * entries, -1);
+    answer->sparse_values = room(entries);
+    answer->sparse_mass.assign(p.count, nan);
+  }
   if (c.wanted & kProjections) {
     answer->projection_x = room(p.n * p.dim);
     answer->projection_y = room(p.m * p.dim);
@@ -143,6 +160,15 @@ void BindOutputs(Answer* answer, Problem* problem) {
     problem->outputs.*scalar.view = values.empty() ? nullptr : values.data();
   }
   problem->outputs.convergence = answer->convergence.data();
+  if (!answer->hessian_convergence.empty()) {
+    problem->outputs.hessian_convergence = answer->hessian_convergence.data();
+  }
+  if (answer->sparse_offsets.empty()) return;
+  SparseOutput* sparse = &problem->outputs.sparse_plan;
+  sparse->row_offsets = answer->sparse_offsets.data();
+  sparse->columns = answer->sparse_columns.data();
+  sparse->values = answer->sparse_values.output();
+  sparse->mass = answer->sparse_mass.data();
 }
 
 // Advances until all are done, or patience ends.
@@ -220,6 +246,10 @@ std::string DifferenceInBits(const Answer& p, const Answer& q) {
   for (const NamedScalar& scalar : kScalars) {
     if (!SameBits(p.*scalar.values, q.*scalar.values)) return scalar.name;
   }
+  if (p.sparse_offsets != q.sparse_offsets || p.sparse_columns != q.sparse_columns ||
+      !(p.sparse_values == q.sparse_values) || !SameBits(p.sparse_mass, q.sparse_mass)) {
+    return "sparse_plan";
+  }
   if (p.convergence.size() != q.convergence.size()) return "convergence";
   for (size_t k = 0; k < p.convergence.size(); ++k) {
     if (!SameBits(p.convergence[k], q.convergence[k])) return "convergence";
@@ -257,6 +287,7 @@ oracle::Transport MemberTransport(const Case& c, int64_t index) {
   transport.n = p.n;
   transport.m = p.m;
   transport.dim = p.dim;
+  transport.point_cost = p.transport.point_cost;
   transport.kappa = p.transport.kappa;
   transport.solver = p.solver;
   transport.cost = c.cost.member(index, p.count);
@@ -291,6 +322,7 @@ Case CaseOf(const oracle::Transport& problem, std::string name, DType dtype) {
   c.problem.n = problem.n;
   c.problem.m = problem.m;
   c.problem.dim = problem.dim;
+  c.problem.transport.point_cost = problem.point_cost;
   c.problem.transport.kappa = problem.kappa;
   c.problem.solver = problem.solver;
   c.cost = pack(problem.cost);

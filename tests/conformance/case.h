@@ -36,6 +36,7 @@ struct Case {
   Problem problem;  // Kind, sizes and options; the views stay empty.
   Tensor logits, row_marginals, column_marginals, dustbin_score, cotangent, plan;
   Tensor cost, x, y, a, b, initial_f, initial_g, v, u;
+  Tensor direction_x, direction_y;  // Of Hessian-vector products; transport.hessian has the rest.
   uint32_t wanted = kPotentials;
   DType output_dtype = DType::kFloat64;
 
@@ -53,6 +54,12 @@ struct Answer {
   Tensor gradient_logits, gradient_dustbin_score;
   Tensor gradient_x, gradient_y, gradient_a, gradient_b, gradient_cost;
   Tensor plan_v, plan_transpose_u, projection_x, projection_y;
+  Tensor hessian_x, hessian_y;
+  std::vector<HessianConvergence> hessian_convergence;
+  std::vector<int64_t> sparse_offsets;  // With room in the problem's outputs.sparse_plan.
+  std::vector<int32_t> sparse_columns;
+  Tensor sparse_values;
+  Vector sparse_mass;
 };
 
 // Solves all cases in one company: admitted in order, advanced in shared slices of `slice_seconds`

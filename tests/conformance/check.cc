@@ -209,10 +209,33 @@ class MemberCheck {
     return spread;
   }
 
+  // Bound of a cost's slope in a coordinate: of the terms that a gradient adds up.
+  double LargestSlope() const {
+    double shortest2 = HUGE_VAL;
+    for (const Vector* points : {&problem_.x, &problem_.y}) {
+      for (size_t i = 0; i < points->size(); i += problem_.dim) {
+        double norm2 = 0;
+        for (int64_t k = 0; k < problem_.dim; ++k) norm2 += (*points)[i + k] * (*points)[i + k];
+        shortest2 = std::min(shortest2, norm2);
+      }
+    }
+    switch (problem_.point_cost) {
+      case PointCost::kSquaredEuclidean:
+        return 2 * problem_.kappa * Spread();
+      case PointCost::kEuclidean:
+        return 1;
+      case PointCost::kCosine:
+        return 1 / std::sqrt(shortest2);
+      case PointCost::kNegativeDot:
+        return std::max(MaxAbs(problem_.x), MaxAbs(problem_.y));
+    }
+    return 0;
+  }
+
   void Gradients() {
     if (answer_.gradient_x.present()) {
-      const double scale = 2 * problem_.kappa * Spread() * relative_;
-      const double flushed = 4 * problem_.kappa * Spread() * negligible_;  // Of r x and of P y.
+      const double slope = LargestSlope();
+      const double scale = slope * relative_, flushed = 2 * slope * negligible_;  // Of r x and of P y.
       const auto tolerance = [&](const Vector& sums) {
         Vector each;
         for (double sum : sums) each.insert(each.end(), problem_.dim, scale * sum + flushed);

@@ -378,5 +378,73 @@ TEST(Transport, PlanProductsAgreeWithThePlan) {
   }
 }
 
+// ---- Costs of points, and second derivatives ------------------------------------------------
+
+TEST(PointCosts, SlopesByFiniteDifferences) {
+  constexpr double kStep = 1e-6;
+  for (PointCost cost :
+       {PointCost::kSquaredEuclidean, PointCost::kEuclidean, PointCost::kCosine, PointCost::kNegativeDot}) {
+    Transport problem = RandomClouds(3, 2, 3, 0.1, 700);
+    problem.point_cost = cost;
+    for (int64_t k = 0; k < 3; ++k) {
+      Transport more = problem, less = problem;
+      more.x[3 + k] += kStep;
+      less.x[3 + k] -= kStep;
+      EXPECT_NEAR(problem.CostGradient(1, 1)[k], (more.Cost(1, 1) - less.Cost(1, 1)) / (2 * kStep), 1e-9);
+    }
+    if (cost == PointCost::kEuclidean) continue;
+    const Vector dx = Uniform(3, -1, 1, 701), dy = Uniform(3, -1, 1, 702);
+    Transport more = problem, less = problem;
+    for (int64_t k = 0; k < 3; ++k) {
+      more.x[3 + k] += kStep * dx[k];
+      less.x[3 + k] -= kStep * dx[k];
+      more.y[3 + k] += kStep * dy[k];
+      less.y[3 + k] -= kStep * dy[k];
+    }
+    const Vector curvature = problem.CostCurvature(1, 1, dx.data(), dy.data());
+    const Vector up = more.CostGradient(1, 1), down = less.CostGradient(1, 1);
+    for (int64_t k = 0; k < 3; ++k) EXPECT_NEAR(curvature[k], (up[k] - down[k]) / (2 * kStep), 1e-8);
+  }
+}
+
+// Products with the Hessian are how gradients change, potentials solved for anew.
+TEST(Hessian, ByFiniteDifferencesOfGradients) {
+  constexpr double kStep = 1e-4;
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double pairs[][2] = {{infinity, infinity}, {0.5, 0.7}, {infinity, 0.4}};
+  for (PointCost cost : {PointCost::kSquaredEuclidean, PointCost::kCosine, PointCost::kNegativeDot}) {
+    for (const auto& [rho_a, rho_b] : pairs) {
+      for (bool debias : {false, true}) {
+        Transport problem = RandomClouds(6, 5, 2, 0.3, 710);
+        problem.point_cost = cost;
+        problem.solver.rho_a = rho_a;
+        problem.solver.rho_b = rho_b;
+        const Vector dx = Uniform(12, -1, 1, 711), dy = Uniform(10, -1, 1, 712);
+        const auto gradient = [&](double step) {
+          Transport moved = problem;
+          for (size_t k = 0; k < dx.size(); ++k) moved.x[k] += step * dx[k];
+          for (size_t k = 0; k < dy.size(); ++k) moved.y[k] += step * dy[k];
+          const Potentials at = Converge(moved);
+          Vector both = GradientX(moved, at), by_y = GradientY(moved, at);
+          if (debias) {
+            both = DivergenceGradientX(moved, at, ConvergeSymmetric(SelfProblemA(moved)));
+            by_y = DivergenceGradientY(moved, at, ConvergeSymmetric(SelfProblemB(moved)));
+          }
+          both.insert(both.end(), by_y.begin(), by_y.end());
+          return both;
+        };
+        const Potentials at = Converge(problem);
+        const Vector product = debias ? DivergenceHessianTimes(problem, at, ConvergeSymmetric(SelfProblemA(problem)),
+                                                               ConvergeSymmetric(SelfProblemB(problem)), dx, dy)
+                                      : HessianTimes(problem, at, dx, dy);
+        Vector slope = gradient(kStep);
+        const Vector less = gradient(-kStep);
+        for (size_t k = 0; k < slope.size(); ++k) slope[k] = (slope[k] - less[k]) / (2 * kStep);
+        ExpectAllNear(product, slope, 2e-6);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sinkhorn::oracle

@@ -125,12 +125,83 @@ Potentials Refine(const Transport& problem, Potentials at, double enough, int ma
 
 double Transport::Cost(int64_t i, int64_t j) const {
   if (!cost.empty()) return cost[i * m + j];
-  double sum = 0;
+  double distance2 = 0, dot = 0, x2 = 0, y2 = 0;
   for (int64_t k = 0; k < dim; ++k) {
-    const double difference = x[i * dim + k] - y[j * dim + k];
-    sum += difference * difference;
+    const double p = x[i * dim + k], q = y[j * dim + k];
+    distance2 += (p - q) * (p - q);
+    dot += p * q;
+    x2 += p * p;
+    y2 += q * q;
   }
-  return kappa * sum;
+  switch (point_cost) {
+    case PointCost::kSquaredEuclidean:
+      return kappa * distance2;
+    case PointCost::kEuclidean:
+      return std::sqrt(distance2);
+    case PointCost::kCosine:
+      return 1 - dot / (std::sqrt(x2) * std::sqrt(y2));
+    case PointCost::kNegativeDot:
+      return -dot;
+  }
+  return 0;
+}
+
+Vector Transport::CostGradient(int64_t i, int64_t j) const {
+  Vector gradient(dim);
+  double dot = 0, x2 = 0, y2 = 0;
+  for (int64_t k = 0; k < dim; ++k) {
+    dot += x[i * dim + k] * y[j * dim + k];
+    x2 += x[i * dim + k] * x[i * dim + k];
+    y2 += y[j * dim + k] * y[j * dim + k];
+  }
+  for (int64_t k = 0; k < dim; ++k) {
+    const double p = x[i * dim + k], q = y[j * dim + k];
+    switch (point_cost) {
+      case PointCost::kSquaredEuclidean:
+        gradient[k] = 2 * kappa * (p - q);
+        break;
+      case PointCost::kEuclidean:
+        gradient[k] = p == q ? 0 : (p - q) / Cost(i, j);
+        break;
+      case PointCost::kCosine:
+        gradient[k] = (dot / x2 * p - q) / (std::sqrt(x2) * std::sqrt(y2));
+        break;
+      case PointCost::kNegativeDot:
+        gradient[k] = -q;
+        break;
+    }
+  }
+  return gradient;
+}
+
+Vector Transport::CostCurvature(int64_t i, int64_t j, const double* dx, const double* dy) const {
+  Vector curvature(dim);
+  if (point_cost != PointCost::kCosine) {
+    for (int64_t k = 0; k < dim; ++k) {
+      curvature[k] = point_cost == PointCost::kNegativeDot ? -dy[k] : 2 * kappa * (dx[k] - dy[k]);
+    }
+    return curvature;
+  }
+  // On the sphere: p = x / |x|, q = y / |y|, s = <p, q>; the gradient is -(q - s p) / |x|.
+  Vector p(&x[i * dim], &x[i * dim] + dim), q(&y[j * dim], &y[j * dim] + dim), dp(dim), dq(dim);
+  const double norm_x = std::sqrt(Dot(p, p)), norm_y = std::sqrt(Dot(q, q));
+  double s = 0, along_x = 0, along_y = 0, ds = 0;
+  for (int64_t k = 0; k < dim; ++k) {
+    p[k] /= norm_x;
+    q[k] /= norm_y;
+    s += p[k] * q[k];
+    along_x += p[k] * dx[k];
+    along_y += q[k] * dy[k];
+  }
+  for (int64_t k = 0; k < dim; ++k) {
+    dp[k] = (dx[k] - along_x * p[k]) / norm_x;
+    dq[k] = (dy[k] - along_y * q[k]) / norm_y;
+    ds += dp[k] * q[k] + p[k] * dq[k];
+  }
+  for (int64_t k = 0; k < dim; ++k) {
+    curvature[k] = -(dq[k] - ds * p[k] - s * dp[k]) / norm_x + (q[k] - s * p[k]) * along_x / (norm_x * norm_x);
+  }
+  return curvature;
 }
 
 Transport WithUniformMasses(Transport problem) {
@@ -167,6 +238,7 @@ Transport SelfProblemB(const Transport& problem) { return SelfProblemA(Swapped(p
 
 double DefaultEpsilonStart(const Transport& problem) {
   double largest = 0;
+  const bool halved = problem.point_cost == PointCost::kNegativeDot;
   if (!problem.cost.empty()) {
     const auto [low, high] = std::minmax_element(problem.cost.begin(), problem.cost.end());
     largest = *high - *low;
@@ -181,8 +253,10 @@ double DefaultEpsilonStart(const Transport& problem) {
         low = std::min(low, problem.y[j * problem.dim + k]);
         high = std::max(high, problem.y[j * problem.dim + k]);
       }
-      largest += problem.kappa * (high - low) * (high - low);
+      largest += (halved ? 0.5 : problem.kappa) * (high - low) * (high - low);
     }
+    if (problem.point_cost == PointCost::kEuclidean) largest = std::sqrt(largest / problem.kappa);
+    if (problem.point_cost == PointCost::kCosine) largest = 2;
   }
   return std::max(largest, problem.solver.epsilon);
 }

@@ -15,12 +15,13 @@
 
 namespace sinkhorn::oracle {
 
-// One problem: `cost` for a dense one, else points x [n, dim], y [m, dim] with cost kappa |x -
-// y|^2.
+// One problem: `cost` for a dense one, else points x [n, dim], y [m, dim] with the cost `point_cost`: kappa |x - y|^2,
+// |x - y|, 1 - cos(x, y) or -<x, y>.
 struct Transport {
   int64_t n = 0, m = 0, dim = 0;
   Vector cost;  // [n, m] or empty
   Vector x, y;
+  PointCost point_cost = PointCost::kSquaredEuclidean;
   double kappa = 1;
   Vector a, b;                  // Masses; WithUniformMasses fills them in.
   Vector initial_f, initial_g;  // Empty: none.
@@ -28,6 +29,10 @@ struct Transport {
   SolverOptions solver;
 
   double Cost(int64_t i, int64_t j) const;
+  // Its gradient in x_i [dim]; of |x - y| where it has none: 0.
+  Vector CostGradient(int64_t i, int64_t j) const;
+  // The derivative of that gradient as x_i moves along dx and y_j along dy [dim each]. Not of |x - y|.
+  Vector CostCurvature(int64_t i, int64_t j, const double* dx, const double* dy) const;
 };
 
 // 1 / n and 1 / m where masses are empty.
@@ -42,9 +47,9 @@ struct Potentials {
   Vector f, g;
 };
 
-// First epsilon of an annealed schedule when `epsilon_start` is 0: the cost's largest value, as max
-// C - min C for a cost matrix and kappa |diagonal of the box around both clouds|^2 for points;
-// never below epsilon.
+// First epsilon of an annealed schedule when `epsilon_start` is 0: the cost's largest value, as max C - min C for a
+// cost matrix; for points kappa |D|^2 (negative dots: kappa = 1/2) or |D|, D the diagonal of the box around both
+// clouds, and 2 for 1 - cos. Never below epsilon.
 double DefaultEpsilonStart(const Transport& problem);
 // Epsilon of iteration t = 0, 1, ...
 double EpsilonAt(const Transport& problem, int t);

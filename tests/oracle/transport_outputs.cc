@@ -178,9 +178,8 @@ Vector GradientX(const Transport& problem, const Potentials& at) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t j = 0; j < problem.m; ++j) {
         const double mass = PlanEntry(problem, at, i, j);
-        for (int64_t k = 0; k < dim; ++k) {
-          gradient[i * dim + k] += 2 * problem.kappa * mass * (problem.x[i * dim + k] - problem.y[j * dim + k]);
-        }
+        const Vector slope = problem.CostGradient(i, j);
+        for (int64_t k = 0; k < dim; ++k) gradient[i * dim + k] += mass * slope[k];
       }
     }
   });
@@ -227,6 +226,62 @@ Vector DivergenceGradientA(const Transport& problem, const Potentials& at, const
 
 Vector DivergenceGradientB(const Transport& problem, const Potentials& at, const Vector& g_bb) {
   return DivergenceGradientA(Swapped(problem), Exchanged(at), g_bb);
+}
+
+Vector HessianTimes(const Transport& problem, const Potentials& at, const Vector& dx, const Vector& dy) {
+  const int64_t n = problem.n, m = problem.m, dim = problem.dim, size = n + m;
+  const double eps = problem.solver.epsilon;
+  const Transport swapped = Swapped(problem);
+  const Vector plan = Plan(problem, at);
+  const auto extra = [&](double mass, double potential, double rho) {
+    return std::isinf(rho) ? 0.0 : eps / rho * mass * std::exp(-potential / rho);
+  };
+  // 1. How costs change, and the system [diag(r + p) P; P^T diag(c + q)] (df, dg) = (P dC 1, P^T dC 1).
+  Vector change(n * m, 0.0), matrix(size * size, 0.0), right(size, 0.0);
+  for (int64_t i = 0; i < n; ++i) matrix[i * size + i] = extra(problem.a[i], at.f[i], problem.solver.rho_a);
+  for (int64_t j = 0; j < m; ++j) {
+    matrix[(n + j) * size + n + j] = extra(problem.b[j], at.g[j], problem.solver.rho_b);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < m; ++j) {
+      const Vector by_x = problem.CostGradient(i, j), by_y = swapped.CostGradient(j, i);
+      for (int64_t k = 0; k < dim; ++k) change[i * m + j] += by_x[k] * dx[i * dim + k] + by_y[k] * dy[j * dim + k];
+      const double mass = plan[i * m + j];
+      matrix[i * size + i] += mass;
+      matrix[(n + j) * size + n + j] += mass;
+      matrix[i * size + n + j] = matrix[(n + j) * size + i] = mass;
+      right[i] += mass * change[i * m + j];
+      right[n + j] += mass * change[i * m + j];
+    }
+  }
+  const Vector potentials = SolvePseudoInverse(matrix, right, size);
+  // 2. d(sum_j P_ij grad C_ij), both sides.
+  Vector product(size * dim, 0.0);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < m; ++j) {
+      const double mass = plan[i * m + j];
+      const double moved = mass * (potentials[i] + potentials[n + j] - change[i * m + j]) / eps;
+      const Vector by_x = problem.CostGradient(i, j), by_y = swapped.CostGradient(j, i);
+      const Vector curve_x = problem.CostCurvature(i, j, &dx[i * dim], &dy[j * dim]);
+      const Vector curve_y = swapped.CostCurvature(j, i, &dy[j * dim], &dx[i * dim]);
+      for (int64_t k = 0; k < dim; ++k) {
+        product[i * dim + k] += moved * by_x[k] + mass * curve_x[k];
+        product[(n + j) * dim + k] += moved * by_y[k] + mass * curve_y[k];
+      }
+    }
+  }
+  return product;
+}
+
+Vector DivergenceHessianTimes(const Transport& problem, const Potentials& at, const Vector& f_aa, const Vector& g_bb,
+                              const Vector& dx, const Vector& dy) {
+  Vector product = HessianTimes(problem, at, dx, dy);
+  const Vector self_x = HessianTimes(SelfProblemA(problem), {f_aa, f_aa}, dx, dx);
+  const Vector self_y = HessianTimes(SelfProblemB(problem), {g_bb, g_bb}, dy, dy);
+  // Half of both sides, which are equal.
+  for (size_t k = 0; k < dx.size(); ++k) product[k] -= self_x[k];
+  for (size_t k = 0; k < dy.size(); ++k) product[dx.size() + k] -= self_y[k];
+  return product;
 }
 
 Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns) {

@@ -48,6 +48,12 @@ Vector DivergenceGradientY(const Transport& problem, const Potentials& at, const
 Vector DivergenceGradientA(const Transport& problem, const Potentials& at, const Vector& f_aa);
 Vector DivergenceGradientB(const Transport& problem, const Potentials& at, const Vector& g_bb);
 
+// The product of Value's Hessian in (x, y) with a direction (dx [n, dim], dy [m, dim]) at a solution: the rows of x,
+// then those of y. The potentials' derivatives are the least-squares solution of the whole linear system.
+Vector HessianTimes(const Transport& problem, const Potentials& at, const Vector& dx, const Vector& dy);
+Vector DivergenceHessianTimes(const Transport& problem, const Potentials& at, const Vector& f_aa, const Vector& g_bb,
+                              const Vector& dx, const Vector& dy);
+
 // P V [n, columns] for V [m, columns]; P^T U [m, columns] for U [n, columns].
 Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns);
 Vector PlanTransposeTimes(const Transport& problem, const Potentials& at, const Vector& u, int64_t columns);

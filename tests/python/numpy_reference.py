@@ -176,6 +176,17 @@ def squared_distances(x, y, kappa=1.0):
     return kappa * ((x[:, None, :] - y[None, :, :]) ** 2).sum(axis=-1)
 
 
+def costs(x, y, cost):
+    """Cost matrix [n, m] of point clouds under a cost of the contract."""
+    if cost == "euclidean":
+        return np.sqrt(squared_distances(x, y))
+    if cost == "negative_dot":
+        return -x @ y.T
+    if cost == "cosine":
+        return 1 - (x @ y.T) / np.linalg.norm(x, axis=1)[:, None] / np.linalg.norm(y, axis=1)[None, :]
+    return squared_distances(x, y, {"squared_euclidean": 1.0, "half_squared_euclidean": 0.5}[cost])
+
+
 def debiased(x, y, a=None, b=None, *, kappa=1.0, **options):
     """The Sinkhorn divergence OT(a,b) - OT(a,a)/2 - OT(b,b)/2 + epsilon/2 (mass a - mass b)^2."""
     cross = solve(squared_distances(x, y, kappa), a, b, **options)

@@ -183,10 +183,12 @@ def test_dense_outputs(client, reach_a, reach_b):
         assert result.gradient_b == pytest.approx(by_b, abs=1e-6)
 
 
-@pytest.mark.parametrize("cost", ["squared_euclidean", "half_squared_euclidean"])
+@pytest.mark.parametrize(
+    "cost", ["squared_euclidean", "half_squared_euclidean", "euclidean", "cosine", "negative_dot"]
+)
 @pytest.mark.parametrize(("reach_a", "reach_b"), SIDES)
 def test_point_cloud_outputs(client, cost, reach_a, reach_b):
-    n, m, epsilon, kappa = 6, 4, 0.1, KAPPA[cost]
+    n, m, epsilon, degree = 6, 4, 0.1, 2 if cost in KAPPA else 1
     x, y = clouds(n, m, 2)
     a, b = masses(n, 1), masses(m, 2, 1.0 if reach_a is None and reach_b is None else 1.5)
     v, u = np.random.default_rng(3).standard_normal((m, 2)), np.random.default_rng(4).standard_normal((n, 1))
@@ -204,12 +206,12 @@ def test_point_cloud_outputs(client, cost, reach_a, reach_b):
         outputs=["value", "value_linear", "potentials", "plan", "marginals", "gradient_points", "projection"],
         **PRECISE,
     )
-    sides = dict(epsilon=epsilon, rho_a=rho(reach_a, 2), rho_b=rho(reach_b, 2))
+    sides = dict(epsilon=epsilon, rho_a=rho(reach_a, degree), rho_b=rho(reach_b, degree))
 
     def value(x, y):
-        return reference.solve(reference.squared_distances(x, y, kappa), a, b, **sides).dual
+        return reference.solve(reference.costs(x, y, cost), a, b, **sides).dual
 
-    expected = reference.solve(reference.squared_distances(x, y, kappa), a, b, **sides)
+    expected = reference.solve(reference.costs(x, y, cost), a, b, **sides)
     assert float(result.value) == close(expected.dual) == close(expected.primal)
     assert float(result.value_linear) == close((expected.cost * expected.plan).sum())
     assert float(result.dual_bound) <= expected.primal + 1e-12
@@ -222,6 +224,80 @@ def test_point_cloud_outputs(client, cost, reach_a, reach_b):
     assert result.projection_y == close(expected.plan.T @ x / expected.plan.sum(axis=0)[:, None])
     assert result.gradient_x == pytest.approx(reference.central_differences(lambda p: value(p, y), x), abs=1e-6)
     assert result.gradient_y == pytest.approx(reference.central_differences(lambda p: value(x, p), y), abs=1e-6)
+
+
+# ---- Hessian-vector products, sparse plans ------------------------------------------------------
+
+
+@pytest.mark.parametrize("preconditioner", ["none", "jacobi", "neumann", None])
+@pytest.mark.parametrize("cost", ["squared_euclidean", "cosine", "negative_dot"])
+def test_hessian_vector_products(client, cost, preconditioner):
+    x, y = clouds(6, 4, 2)
+    random = np.random.default_rng(5)
+    dx, dy = random.standard_normal((2, 6, 2)), random.standard_normal((2, 4, 2))
+    options = dict(cost=cost, epsilon=0.2, **PRECISE)
+    result = client.point_cloud(
+        x,
+        y,
+        hessian_x=dx,
+        hessian_y=dy,
+        preconditioner=preconditioner,
+        hessian_tolerance=1e-11,
+        outputs=["value"],
+        **options,
+    )
+    (convergence,) = result.hessian_convergence
+    assert convergence.converged and convergence.residual <= 1e-11 and convergence.iterations > 0
+    step = 1e-5
+    for q in range(2):
+        more, less = (
+            client.point_cloud(x + s * dx[q], y + s * dy[q], outputs=["gradient_points"], **options)
+            for s in (step, -step)
+        )
+        slope_x = (more.gradient_x - less.gradient_x) / (2 * step)
+        slope_y = (more.gradient_y - less.gradient_y) / (2 * step)
+        assert result.hessian_x[q] == pytest.approx(slope_x, abs=1e-5)
+        assert result.hessian_y[q] == pytest.approx(slope_y, abs=1e-5)
+
+
+def test_hessian_iteration_limit_is_data(client):
+    x, y = clouds(30, 20, 2)
+    result = client.point_cloud(
+        x, y, cost="squared_euclidean", epsilon=0.01, hessian_x=x[None], hessian_max_iterations=1, hessian_tolerance=0
+    )
+    assert result.hessian_convergence[0].iterations == 1 and not result.hessian_convergence[0].converged
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1e-3, 0.02])
+def test_sparse_plan(client, threshold):
+    x, y = clouds(9, 7, 2)
+    batch = np.stack([x, x + 0.5])
+    result = client.point_cloud(
+        batch,
+        y,
+        cost="euclidean",
+        epsilon=0.02,
+        sparse_threshold=threshold,
+        sparse_max_entries=63,
+        outputs=["plan"],
+    )
+    assert len(result.sparse_plan) == 2
+    for sparse, plan in zip(result.sparse_plan, result.plan, strict=True):
+        kept = np.where((plan >= threshold) & (plan > 0), plan, 0)
+        rows = np.repeat(np.arange(9), np.diff(sparse.row_offsets))
+        dense = np.zeros((9, 7))
+        dense[rows, sparse.columns] = sparse.values
+        assert np.array_equal(dense, kept) and sparse.entry_count == np.count_nonzero(kept)
+        assert sparse.mass == pytest.approx(kept.sum())
+    few = client.point_cloud(x, y, cost="euclidean", epsilon=0.02, sparse_max_entries=2)
+    assert few.sparse_plan[0].entry_count > 2 and few.sparse_plan[0].values is None
+    assert few.sparse_plan[0].mass == pytest.approx(1, abs=1e-4)
+
+
+def test_sparse_plan_without_entries(client):
+    result = client.transport(cost_matrix(), epsilon=0.1, sparse_threshold=10, sparse_max_entries=5)
+    (sparse,) = result.sparse_plan
+    assert sparse.entry_count == 0 and sparse.mass == 0 and sparse.values.shape == (0,)
 
 
 @pytest.mark.parametrize(("reach_a", "reach_b"), [(None, None), (0.6, 0.6)])

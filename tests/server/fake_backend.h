@@ -20,7 +20,8 @@ class FakeBackend final : public Backend {
  public:
   // While true, no problem finishes.
   std::atomic<bool> hold{false};
-  std::atomic<bool> anytime{false};  // Problems can be asked to finish soon, and then do, also when held.
+  std::atomic<const char*> unsupported{nullptr};  // The field that it says it cannot do.
+  std::atomic<bool> anytime{false};               // Problems can be asked to finish soon, and then do, also when held.
   // Status of a finished problem; unset: OK. Set before the first request.
   std::function<absl::Status(const Problem&)> verdict;
   // Status of Admit; unset: OK.
@@ -35,6 +36,7 @@ class FakeBackend final : public Backend {
   DeviceDescription device() const override { return {"fake device", "fake", 1 << 20}; }
   int lanes() const override { return 1; }
   bool can_finish_soon() const override { return anytime; }
+  const char* Unsupported(const Problem&) const override { return unsupported; }
   int64_t WorkingBytes(const Problem&) const override { return 0; }
   double PredictedSeconds(const Problem&) const override { return predicted_seconds; }
 

@@ -58,6 +58,16 @@ TEST_F(ServiceTest, ATimeBudgetIsRefusedWhereProblemsCannotEndEarly) {
   EXPECT_EQ(Detail<google::rpc::BadRequest>(Rich(status))->field_violations(0).field(), "solver.time_budget");
 }
 
+TEST_F(ServiceTest, WhatTheDeviceCannotDoIsNamed) {
+  Start();
+  backend_.unsupported = "point_cloud.cost";
+  const grpc::Status status = Solve(Dense());
+  EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(Reason(status), "UNSUPPORTED");
+  EXPECT_EQ(Detail<google::rpc::BadRequest>(Rich(status))->field_violations(0).field(), "point_cloud.cost");
+  EXPECT_EQ(backend_.admitted, 0);
+}
+
 TEST_F(ServiceTest, DeadlineWhileRunning) {
   backend_.hold = true;
   Start();

@@ -347,8 +347,16 @@ std::vector<Refused> TransportRules() {
       {"no_x", PointCloud, cloud([](auto* c) { c->clear_x(); }), "point_cloud.x"},
       {"no_y", PointCloud, cloud([](auto* c) { c->clear_y(); }), "point_cloud.y"},
       {"no_cost", PointCloud, cloud([](auto* c) { c->clear_cost(); }), "point_cloud.cost"},
-      {"unknown_cost", PointCloud, cloud([](auto* c) { c->set_cost(static_cast<v1::CostFunction>(3)); }),
+      {"unknown_cost", PointCloud, cloud([](auto* c) { c->set_cost(static_cast<v1::CostFunction>(6)); }),
        "point_cloud.cost"},
+      {"zero_vector_x", PointCloud, cloud([](auto* c) { c->set_cost(v1::COST_FUNCTION_COSINE); }),
+       "point_cloud.x.data"},
+      {"zero_vector_y", PointCloud, cloud([](auto* c) {
+         c->set_cost(v1::COST_FUNCTION_COSINE);
+         *c->mutable_x() = Filled({2, 2}, 1);
+         *c->mutable_y() = Filled({4, 2}, 0);
+       }),
+       "point_cloud.y.data"},
       {"dimension_differs", PointCloud, cloud([](auto* c) {
          *c->mutable_y() = Filled({3, 3}, 0);
        }),
@@ -473,6 +481,68 @@ std::vector<Refused> OutputRules() {
          r->add_outputs(v1::OUTPUT_PRIMAL_BOUND);
        },
        "outputs[0]"},
+      {"hessian_of_dense", Dense,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+       },
+       "hessian"},
+      {"hessian_of_distances", PointCloud,
+       [](R* r) {
+         r->mutable_point_cloud()->set_cost(v1::COST_FUNCTION_EUCLIDEAN);
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+       },
+       "hessian"},
+      {"hessian_of_nothing", PointCloud, [](R* r) { r->mutable_hessian()->set_max_iterations(5); }, "hessian.x"},
+      {"hessian_shape", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 3}, 1);
+       },
+       "hessian.x.shape"},
+      {"hessian_counts_differ", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+         *r->mutable_hessian()->mutable_y() = Filled({2, 3, 2}, 1);
+       },
+       "hessian.y.shape"},
+      {"hessian_nan", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_y() = Filled({1, 3, 2}, kNan);
+       },
+       "hessian.y.data"},
+      {"hessian_preconditioner", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+         r->mutable_hessian()->set_preconditioner(static_cast<v1::Preconditioner>(9));
+       },
+       "hessian.preconditioner"},
+      {"hessian_terms_without_neumann", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+         r->mutable_hessian()->set_neumann_terms(2);
+       },
+       "hessian.neumann_terms"},
+      {"hessian_tolerance", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+         r->mutable_hessian()->set_tolerance(kNan);
+       },
+       "hessian.tolerance"},
+      {"hessian_negative_iterations", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+         r->mutable_hessian()->set_max_iterations(-1);
+       },
+       "hessian.max_iterations"},
+      {"sparse_plan_of_normalization", Normalization, [](R* r) { r->mutable_sparse_plan()->set_max_entries(5); },
+       "sparse_plan"},
+      {"sparse_plan_threshold", Dense,
+       [](R* r) {
+         r->mutable_sparse_plan()->set_threshold(-1);
+         r->mutable_sparse_plan()->set_max_entries(5);
+       },
+       "sparse_plan.threshold"},
+      {"sparse_plan_without_room", Dense, [](R* r) { r->mutable_sparse_plan()->set_threshold(0.5); },
+       "sparse_plan.max_entries"},
       {"plan_from_plan", Normalization,
        [](R* r) {
          r->mutable_normalization()->clear_logits();
@@ -554,6 +624,26 @@ std::vector<Refused> LimitRules() {  // The limits are those of NamesTheField.
          *r->mutable_apply_u() = Filled({2, 41}, 0);
        },
        "apply_u.shape", kReason},
+      {"hessian_directions", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({129, 2, 2}, 1);
+       },
+       "hessian", kReason},
+      {"hessian_iterations", PointCloud,
+       [](R* r) {
+         *r->mutable_hessian()->mutable_x() = Filled({1, 2, 2}, 1);
+         r->mutable_hessian()->set_max_iterations(5001);
+       },
+       "hessian.max_iterations", kReason},
+      {"sparse_plan_entries", Dense, [](R* r) { r->mutable_sparse_plan()->set_max_entries(1001); },
+       "sparse_plan.max_entries", kReason},
+      {"sparse_plan_bytes", Dense,
+       [](R* r) {
+         *r->mutable_dense()->mutable_cost() = Filled({90, 3, 10}, 0);
+         r->mutable_sparse_plan()->set_max_entries(1000);
+         r->add_outputs(v1::OUTPUT_VALUE);
+       },
+       "outputs", kReason},
       {"reply_bytes", Dense,
        [](R* r) {
          *r->mutable_dense()->mutable_a() = Filled({90, 2}, .5f);
@@ -618,6 +708,48 @@ TEST(ValidateTest, TransportDefaults) {
   EXPECT_TRUE(problem.outputs.g);
   EXPECT_FALSE(problem.outputs.f_aa);
   EXPECT_FALSE(problem.outputs.plan);
+}
+
+// Squared distances have degree 2, the other costs of points 1.
+TEST(ValidateTest, CostsOfPoints) {
+  const struct {
+    v1::CostFunction function;
+    PointCost cost;
+    double kappa, epsilon;
+  } rows[] = {{v1::COST_FUNCTION_SQUARED_EUCLIDEAN, PointCost::kSquaredEuclidean, 1, 0.25},
+              {v1::COST_FUNCTION_HALF_SQUARED_EUCLIDEAN, PointCost::kSquaredEuclidean, 0.5, 0.25},
+              {v1::COST_FUNCTION_EUCLIDEAN, PointCost::kEuclidean, 1, 0.5},
+              {v1::COST_FUNCTION_COSINE, PointCost::kCosine, 1, 0.5},
+              {v1::COST_FUNCTION_NEGATIVE_DOT, PointCost::kNegativeDot, 1, 0.5}};
+  for (const auto& row : rows) {
+    v1::SolveRequest request = PointCloud();
+    *request.mutable_point_cloud()->mutable_x() = Filled({3, 2}, 1);
+    *request.mutable_point_cloud()->mutable_y() = Filled({4, 2}, 1);
+    request.mutable_point_cloud()->set_cost(row.function);
+    request.mutable_solver()->clear_epsilon();
+    request.mutable_solver()->set_blur(0.5);
+    const auto run = Check(request);
+    ASSERT_FALSE(run->error.has_value()) << run->error->message;
+    EXPECT_EQ(run->prepared.problem.transport.point_cost, row.cost);
+    EXPECT_EQ(run->prepared.problem.transport.kappa, row.kappa);
+    EXPECT_EQ(run->prepared.problem.solver.epsilon, row.epsilon);
+  }
+}
+
+TEST(ValidateTest, ZeroVectorsAreNamed) {
+  v1::SolveRequest request = PointCloud();
+  request.mutable_point_cloud()->set_cost(v1::COST_FUNCTION_COSINE);
+  *request.mutable_point_cloud()->mutable_y() = Filled({4, 2}, 1);
+  v1::Tensor x = Filled({2, 3, 2}, 1);
+  const float tiny[2] = {0, 1e-40f};  // Subnormal: arithmetic may take it for zero.
+  std::memcpy(&(*x.mutable_data())[5 * sizeof(tiny)], tiny, sizeof(tiny));
+  *request.mutable_point_cloud()->mutable_x() = x;
+  const auto run = Check(request);
+  ASSERT_TRUE(run->error.has_value());
+  EXPECT_EQ(run->error->field, "point_cloud.x.data");
+  EXPECT_NE(run->error->message.find("row 2 of member 1"), std::string::npos) << run->error->message;
+  request.mutable_point_cloud()->set_cost(v1::COST_FUNCTION_EUCLIDEAN);
+  EXPECT_FALSE(Check(request)->error.has_value());
 }
 
 TEST(ValidateTest, LengthsBecomeEnergies) {

@@ -33,7 +33,15 @@ from sinkhorn_client.errors import (
     Warming,
 )
 from sinkhorn_client.problems import CustomRecipe, Problem
-from sinkhorn_client.results import Convergence, Execution, NormalizationResult, ServerInfo, TransportResult
+from sinkhorn_client.results import (
+    Convergence,
+    Execution,
+    HessianConvergence,
+    NormalizationResult,
+    ServerInfo,
+    SparsePlan,
+    TransportResult,
+)
 
 __all__ = [
     "CHANNEL_DEFAULTS",
@@ -49,6 +57,7 @@ __all__ = [
     "Draining",
     "Execution",
     "Expired",
+    "HessianConvergence",
     "InfeasibleDeadline",
     "InternalError",
     "InvalidField",
@@ -60,6 +69,7 @@ __all__ = [
     "ResourceExhausted",
     "ServerInfo",
     "SinkhornError",
+    "SparsePlan",
     "StreamReply",
     "TransportResult",
     "Unauthenticated",

@@ -38,10 +38,11 @@ Start = Literal["exp", "row_softmax"]
 Order = Literal["row_column", "column_row"]
 Guard = Literal["none", "max", "add"]
 BackwardMode = Literal["unrolled", "implicit", "implicit_unit", "implicit_full"]
-Cost = Literal["squared_euclidean", "half_squared_euclidean"]
+Cost = Literal["squared_euclidean", "half_squared_euclidean", "euclidean", "cosine", "negative_dot"]
 UpdateRule = Literal["alternating", "symmetric"]
 OverRelaxation = Literal["auto", "off"]
 Precision = Literal["strict", "fast", "double"]
+Preconditioner = Literal["none", "jacobi", "neumann"]
 Output = Literal[
     "value",
     "value_linear",
@@ -95,7 +96,7 @@ class TransportOptions(TypedDict, total=False):
     a, b                [n] or [..., n], [m] or [..., m]: masses, >= 0, total > 0. Default 1 / n and 1 / m each.
                         Balanced problems need equal totals (1e-5 relative).
     epsilon, blur       Regularisation, finite, > 0; exactly one of them. epsilon is in units of the cost;
-                        epsilon = blur^p, p the cost's degree (2 for squared distances, 1 for a cost matrix).
+                        epsilon = blur^p, p the cost's degree (2 for squared distances, 1 for all others).
     outputs             What to return; default value and potentials. `value` (with dual_bound), `value_linear`,
                         `primal_bound`, `potentials` (f, g; debiased also f_aa, g_bb), `plan`, `marginals` (row_sums,
                         column_sums), `gradient_points`, `gradient_masses`, `gradient_cost`, `projection`, `members`.
@@ -114,6 +115,15 @@ class TransportOptions(TypedDict, total=False):
     time_budget         Anytime answers: seconds after arrival at which iterating ends and the iterate reached is the
                         answer, with its certificate (`convergence.stop_reason` "time_budget") instead of an error.
                         Finite, > 0; choose `timeout` larger, by what outputs and transfer take.
+    hessian_x           Point clouds: directions [..., k, n, d] of x. Returns hessian_x and hessian_y, the products of
+                        the Hessian of `value` in (x, y) with them, and hessian_convergence. Not for `euclidean`.
+    hessian_y           Directions [..., k, m, d] of y likewise; without one of them that side does not move.
+    preconditioner      Of their conjugate gradients: `none`, `jacobi` (default) or `neumann`.
+    neumann_terms       With `neumann`: range [1, 16], default 3.
+    hessian_tolerance   Relative residual at which they stop, >= 0, default 1e-5. STRICT reaches about 1e-6.
+    hessian_max_iterations  Range [1, server limit], default 200.
+    sparse_threshold    Returns `sparse_plan`: the entries of the plan >= it (and > 0), in units of mass. >= 0.
+    sparse_max_entries  Required with it, >= 1: a member with more entries returns their number and mass alone.
     request_id          Up to 128 bytes, echoed in the answer and the server's log.
     timeout             Seconds, > 0: the deadline. Default: the client's. Not in streams.
     """
@@ -138,6 +148,14 @@ class TransportOptions(TypedDict, total=False):
     initial_f: npt.ArrayLike | None
     initial_g: npt.ArrayLike | None
     time_budget: float | None
+    hessian_x: npt.ArrayLike | None
+    hessian_y: npt.ArrayLike | None
+    preconditioner: Preconditioner | None
+    neumann_terms: int | None
+    hessian_tolerance: float | None
+    hessian_max_iterations: int | None
+    sparse_threshold: float | None
+    sparse_max_entries: int | None
     request_id: str | None
     timeout: float | None
 
@@ -234,8 +252,9 @@ def point_cloud(
     """Optimal transport between point clouds; the n x m cost matrix is never stored.
 
     x, y                Points [..., n, d] and [..., m, d], of one dtype, finite.
-    cost                `squared_euclidean` |x - y|^2 (POT, OTT) or `half_squared_euclidean` |x - y|^2 / 2 (GeomLoss).
-                        Required: the factor rescales epsilon.
+    cost                `squared_euclidean` |x - y|^2 (POT, OTT), `half_squared_euclidean` |x - y|^2 / 2 (GeomLoss),
+                        `euclidean` |x - y|, `cosine` 1 - cos(x, y) or `negative_dot` -<x, y>.
+                        Required: the factor of a squared distance rescales epsilon.
 
     Raises TypeError and ValueError for what cannot be sent, and SinkhornError for what the server says of it: see
     `sinkhorn_client.errors`.
@@ -261,8 +280,31 @@ def _transport(
     tensors.add(problem, {name: (rest.pop(name, None), 1) for name in ("a", "b")})
     tensors.add(message, {name: (rest.pop(name, None), 2) for name in ("apply_v", "apply_u")})
     tensors.add(message.solver, {name: (rest.pop(name, None), 1) for name in ("initial_f", "initial_g")})
+    _set_hessian(message, tensors, rest)
+    _set_sparse_plan(message, rest)
     _set_options(message.solver, rest)
     return Problem(message, tensors.batch_shape, results.transport_result, timeout)
+
+
+def _set_hessian(message: pb.SolveRequest, tensors: _Tensors, options: dict[str, Any]) -> None:
+    """Takes the options of Hessian-vector products out of `options`."""
+    arrays = {name: options.pop(f"hessian_{name}", None) for name in ("x", "y")}
+    scalars = {name: options.pop(f"hessian_{name}", None) for name in ("tolerance", "max_iterations")}
+    scalars |= {name: options.pop(name, None) for name in ("preconditioner", "neumann_terms")}
+    if all(value is None for value in (*arrays.values(), *scalars.values())):
+        return
+    message.hessian.SetInParent()
+    tensors.add(message.hessian, {name: (value, 3) for name, value in arrays.items()})
+    _set_options(message.hessian, scalars)
+
+
+def _set_sparse_plan(message: pb.SolveRequest, options: dict[str, Any]) -> None:
+    """Takes the options of sparse plans out of `options`."""
+    threshold, max_entries = options.pop("sparse_threshold", None), options.pop("sparse_max_entries", None)
+    if threshold is None and max_entries is None:
+        return
+    message.sparse_plan.threshold = float(threshold or 0)
+    message.sparse_plan.max_entries = int(max_entries or 0)
 
 
 class _Tensors:
@@ -299,17 +341,18 @@ _OPTION_ENUMS: dict[str, tuple[Any, str]] = {
     "update_rule": (pb.UpdateRule, "UPDATE_RULE"),
     "over_relaxation": (pb.OverRelaxation, "OVER_RELAXATION"),
     "precision": (pb.Precision, "PRECISION"),
+    "preconditioner": (pb.Preconditioner, "PRECONDITIONER"),
 }
 
 
-def _set_options(solver: pb.SolverOptions, options: Mapping[str, Any]) -> None:
+def _set_options(solver: pb.SolverOptions | pb.HessianProducts, options: Mapping[str, Any]) -> None:
     """Sets the given ones of the scalar fields of `solver`, which are named as the options."""
     for name, value in options.items():
         if value is None:
             continue
         if name in _OPTION_ENUMS:
             setattr(solver, name, _enum(*_OPTION_ENUMS[name], name, value))
-        elif name in ("max_iterations", "debias"):
+        elif name in ("max_iterations", "neumann_terms", "debias"):
             setattr(solver, name, value)
         else:
             setattr(solver, name, float(value))

@@ -34,6 +34,37 @@ class Convergence:
 
 
 @dataclasses.dataclass(frozen=True)
+class HessianConvergence:
+    """How the conjugate gradients of one member's Hessian-vector products ended: the worst direction."""
+
+    # Iterations done.
+    iterations: int
+    # Relative residual of the linear system, computed anew from the solution.
+    residual: float
+    # The residual is <= hessian_tolerance.
+    converged: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparsePlan:
+    """The entries of one member's plan that are >= the threshold, in compressed sparse rows.
+
+    `scipy.sparse.csr_array((plan.values, plan.columns, plan.row_offsets), shape=(n, m))` is the matrix.
+    """
+
+    # How many there are. More than sparse_max_entries: the arrays are None.
+    entry_count: int
+    # Their sum, in any case.
+    mass: float
+    # Row i has the entries [row_offsets[i], row_offsets[i + 1]); int64 [n + 1].
+    row_offsets: npt.NDArray[np.int64] | None
+    # Column of each entry, ascending within a row; int32 [entry_count].
+    columns: npt.NDArray[np.int32] | None
+    # The entries [entry_count].
+    values: Array | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Execution:
     """How the request was executed."""
 
@@ -133,6 +164,12 @@ class TransportResult(_ShortRepr):
     # Barycentric projections: of x [..., n, d] = sum_j P_ij y_j / sum_j P_ij, of y [..., m, d] likewise.
     projection_x: Array | None = None
     projection_y: Array | None = None
+    # Hessian-vector products [..., k, n, d] and [..., k, m, d], with hessian_x or hessian_y; a convergence per member.
+    hessian_x: Array | None = None
+    hessian_y: Array | None = None
+    hessian_convergence: tuple[HessianConvergence, ...] = ()
+    # One per member, in row-major order of the batch, with sparse_threshold.
+    sparse_plan: tuple[SparsePlan, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +226,12 @@ def normalization_result(response: pb.SolveResponse, batch_shape: tuple[int, ...
 
 def transport_result(response: pb.SolveResponse, batch_shape: tuple[int, ...]) -> TransportResult:
     """Reads the reply to a transport problem."""
-    return TransportResult(**_fields(TransportResult, response, batch_shape))
+    fields = _fields(TransportResult, response, batch_shape)
+    fields["hessian_convergence"] = tuple(
+        HessianConvergence(**_plain(HessianConvergence, member)) for member in response.hessian_convergence
+    )
+    fields["sparse_plan"] = tuple(_sparse_plan(member) for member in response.sparse_plan)
+    return TransportResult(**fields)
 
 
 def server_info(response: pb.GetServerInfoResponse) -> ServerInfo:
@@ -209,7 +251,7 @@ def _fields(result: type[Any], response: pb.SolveResponse, batch_shape: tuple[in
         "members": tuple(_convergence(member) for member in response.members),
     }
     for field in dataclasses.fields(result):
-        if field.name in fields:
+        if field.name in fields or field.name in ("hessian_convergence", "sparse_plan"):
             continue
         value = getattr(response, field.name)
         if isinstance(value, pb.Tensor):
@@ -217,6 +259,13 @@ def _fields(result: type[Any], response: pb.SolveResponse, batch_shape: tuple[in
         else:
             fields[field.name] = np.array(value, np.float64).reshape(batch_shape) if len(value) else None
     return fields
+
+
+def _sparse_plan(message: pb.SparsePlan) -> SparsePlan:
+    if not message.row_offsets:
+        return SparsePlan(message.entry_count, message.mass, None, None, None)
+    offsets, columns = np.array(message.row_offsets, np.int64), np.array(message.columns, np.int32)
+    return SparsePlan(message.entry_count, message.mass, offsets, columns, _tensor.decode(message.values))
 
 
 def _convergence(message: pb.Convergence) -> Convergence:

@@ -1,0 +1,260 @@
+// Hessian-vector products: against the oracle's dense linear algebra, finite differences of the solver's own gradients,
+// and translation.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/conformance/backends.h"
+#include "tests/conformance/check.h"
+#include "tests/conformance/random_problems.h"
+
+namespace sinkhorn::conformance {
+namespace {
+
+using oracle::Potentials;
+using oracle::Transport;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr PointCost kCosts[] = {PointCost::kSquaredEuclidean, PointCost::kCosine, PointCost::kNegativeDot};
+constexpr Precision kPrecisions[] = {Precision::kStrict, Precision::kDouble};
+
+class HessianTest : public ConformanceTest {
+ protected:
+  void SetUp() override {
+    ConformanceTest::SetUp();
+    if (IsSkipped()) return;
+    Problem problem;
+    problem.kind = ProblemKind::kPointCloud;
+    problem.transport.hessian.count = 1;
+    if (backend()->Unsupported(problem) != nullptr) GTEST_SKIP() << "this backend has no Hessian-vector products";
+  }
+
+  // `problem` with `count` random directions, iterated to convergence.
+  static Case CaseWith(const Transport& problem, Precision precision, int64_t count, uint64_t seed) {
+    Case c = CaseOf(problem, "products", DType::kFloat64);
+    const bool strict = precision == Precision::kStrict;
+    c.solver().precision = precision;
+    c.solver().max_iterations = 20000;
+    c.solver().tolerance = strict ? 1e-6 : 1e-13;
+    c.problem.transport.hessian.count = count;
+    c.problem.transport.hessian.tolerance = strict ? 1e-5 : 1e-12;
+    c.problem.transport.hessian.max_iterations = 500;
+    c.direction_x = Tensor::Of(Random(seed).Normals(count * problem.n * problem.dim, 1), DType::kFloat64);
+    c.direction_y = Tensor::Of(Random(seed + 1).Normals(count * problem.m * problem.dim, 1), DType::kFloat64);
+    return c;
+  }
+
+  // Rows [begin, end) of what belongs to direction q.
+  static Vector Part(const Tensor& tensor, int64_t q, int64_t count) { return tensor.member(q, count); }
+
+  void ExpectProducts(const Case& c, const std::string& what) {
+    SCOPED_TRACE(what);
+    const Answer answer = SolveAlone(backend(), c);
+    if (!answer.status.ok()) return;
+    const Transport problem = MemberTransport(c);
+    const HessianInputs& hessian = c.problem.transport.hessian;
+    EXPECT_TRUE(answer.hessian_convergence[0].converged) << answer.hessian_convergence[0].residual;
+    const Potentials at = Converge(problem);
+    Vector f_aa, g_bb;
+    if (c.solver().debias) {
+      f_aa = ConvergeSymmetric(SelfProblemA(problem));
+      g_bb = ConvergeSymmetric(SelfProblemB(problem));
+    }
+    const int64_t size_x = problem.n * problem.dim, size_y = problem.m * problem.dim;
+    for (int64_t q = 0; q < hessian.count; ++q) {
+      const Vector dx = c.direction_x.present() ? Part(c.direction_x, q, hessian.count) : Vector(size_x, 0.0);
+      const Vector dy = c.direction_y.present() ? Part(c.direction_y, q, hessian.count) : Vector(size_y, 0.0);
+      const Vector product = c.solver().debias ? DivergenceHessianTimes(problem, at, f_aa, g_bb, dx, dy)
+                                               : HessianTimes(problem, at, dx, dy);
+      Vector actual = Part(answer.hessian_x, q, hessian.count);
+      const Vector by_y = Part(answer.hessian_y, q, hessian.count);
+      actual.insert(actual.end(), by_y.begin(), by_y.end());
+      const bool strict = c.solver().precision == Precision::kStrict;
+      // STRICT: potentials at a marginal error of 1e-6 and a residual of 1e-5.
+      ExpectClose(strict ? "STRICT Hessian-vector products" : "DOUBLE Hessian-vector products", actual, product,
+                  (strict ? 1e-3 : 1e-8) * oracle::MaxAbs(product));
+    }
+  }
+};
+
+Transport Clouds(PointCost cost, int64_t n, int64_t m, int64_t dim, double epsilon, uint64_t seed) {
+  Transport problem = RandomClouds(n, m, dim, epsilon, seed);
+  problem.point_cost = cost;
+  return problem;
+}
+
+TEST_P(HessianTest, MatchesDenseLinearAlgebra) {
+  const double pairs[][2] = {{kInfinity, kInfinity}, {0.5, 0.8}, {kInfinity, 0.4}, {0.4, kInfinity}};
+  for (PointCost cost : kCosts) {
+    for (const auto& [rho_a, rho_b] : pairs) {
+      for (Precision precision : kPrecisions) {
+        Transport problem = Clouds(cost, 13, 17, 3, 0.1, 1);
+        problem.solver.rho_a = rho_a;
+        problem.solver.rho_b = rho_b;
+        ExpectProducts(CaseWith(problem, precision, 3, 2),
+                       absl::StrCat("cost ", static_cast<int>(cost), " rho ", rho_a, ", ", rho_b));
+      }
+    }
+  }
+}
+
+TEST_P(HessianTest, ShapesAndEpsilons) {
+  const int64_t shapes[][3] = {{1, 1, 1}, {1, 6, 2}, {6, 1, 2}, {33, 9, 5}, {9, 40, 20}, {20, 22, 1}};
+  for (const auto& [n, m, dim] : shapes) {
+    for (double epsilon : {0.05, 1.0}) {
+      for (Precision precision : kPrecisions) {
+        ExpectProducts(CaseWith(Clouds(PointCost::kSquaredEuclidean, n, m, dim, epsilon * dim / 3, 5), precision, 2, 6),
+                       absl::StrCat(n, " x ", m, " d ", dim, " eps ", epsilon));
+      }
+    }
+  }
+}
+
+TEST_P(HessianTest, OneSideAlone) {
+  for (PointCost cost : kCosts) {
+    for (bool of_x : {false, true}) {
+      Case c = CaseWith(Clouds(cost, 11, 8, 2, 0.1, 10), Precision::kDouble, 2, 11);
+      (of_x ? c.direction_y : c.direction_x) = Tensor();
+      ExpectProducts(c, of_x ? "x alone" : "y alone");
+    }
+  }
+}
+
+TEST_P(HessianTest, Debiased) {
+  for (PointCost cost : kCosts) {
+    for (double rho : {kInfinity, 0.6}) {
+      for (Precision precision : kPrecisions) {
+        Transport problem = Clouds(cost, 12, 9, 2, 0.2, 20);
+        problem.solver.rho_a = problem.solver.rho_b = rho;
+        Case c = CaseWith(problem, precision, 2, 21);
+        c.solver().debias = true;
+        ExpectProducts(c, absl::StrCat("debiased, cost ", static_cast<int>(cost), " rho ", rho));
+      }
+    }
+  }
+}
+
+TEST_P(HessianTest, Preconditioners) {
+  int32_t iterations[3];
+  for (Preconditioner preconditioner : {Preconditioner::kNone, Preconditioner::kJacobi, Preconditioner::kNeumann}) {
+    Case c = CaseWith(Clouds(PointCost::kSquaredEuclidean, 40, 37, 2, 0.01, 30), Precision::kDouble, 2, 31);
+    c.problem.transport.hessian.preconditioner = preconditioner;
+    c.problem.transport.hessian.neumann_terms = preconditioner == Preconditioner::kNeumann ? 3 : 0;
+    ExpectProducts(c, absl::StrCat("preconditioner ", static_cast<int>(preconditioner)));
+    iterations[static_cast<int>(preconditioner)] = SolveAlone(backend(), c).hessian_convergence[0].iterations;
+  }
+  EXPECT_LE(iterations[1], iterations[0]);
+  EXPECT_LT(iterations[2], iterations[1]);
+}
+
+TEST_P(HessianTest, IterationLimitIsData) {
+  Case c = CaseWith(Clouds(PointCost::kSquaredEuclidean, 40, 37, 2, 0.01, 30), Precision::kDouble, 2, 31);
+  c.problem.transport.hessian.max_iterations = 2;
+  const Answer answer = SolveAlone(backend(), c);
+  EXPECT_EQ(answer.hessian_convergence[0].iterations, 2);
+  EXPECT_FALSE(answer.hessian_convergence[0].converged);
+  EXPECT_GT(answer.hessian_convergence[0].residual, 1e-12);
+}
+
+// Points without mass neither pull nor are pulled, and clouds may be far apart and far from the origin.
+TEST_P(HessianTest, ZeroMassesFarAway) {
+  Transport problem = Clouds(PointCost::kSquaredEuclidean, 12, 14, 3, 0.1, 40);
+  problem.a[4] += problem.a[0];
+  problem.b[6] += problem.b[13];
+  problem.a[0] = problem.b[13] = 0;
+  for (double& x : problem.x) x += 1000;
+  for (double& y : problem.y) y += 900;
+  for (Precision precision : kPrecisions) {
+    const Case c = CaseWith(problem, precision, 1, 41);
+    ExpectProducts(c, "zero masses");
+    const Vector product = SolveAlone(backend(), c).hessian_x.values();
+    for (int64_t k = 0; k < 3; ++k) EXPECT_EQ(product[k], 0);
+  }
+}
+
+TEST_P(HessianTest, BatchesAndSharedDirections) {
+  Case c = CaseWith(Clouds(PointCost::kSquaredEuclidean, 9, 11, 2, 0.2, 50), Precision::kDouble, 2, 51);
+  c.problem.count = 3;
+  c.x = Tensor::Of(Random(52).Uniforms(3 * 18, 0, 1), DType::kFloat64);
+  c.y = Tensor::Shared(c.y.values(), DType::kFloat64);
+  c.a = Tensor::Shared(c.a.values(), DType::kFloat64);
+  c.b = Tensor::Shared(c.b.values(), DType::kFloat64);
+  c.direction_x = Tensor::Of(Random(53).Normals(3 * 36, 1), DType::kFloat64);
+  c.direction_y = Tensor::Shared(c.direction_y.values(), DType::kFloat64);
+  const Answer batch = SolveAlone(backend(), c);
+  for (int64_t index = 0; index < 3; ++index) {
+    const Case member = MemberCase(c, index);
+    ExpectProducts(member, absl::StrCat("member ", index));
+    const Answer alone = SolveAlone(backend(), member);
+    EXPECT_EQ(batch.hessian_x.member(index, 3), alone.hessian_x.values());
+    EXPECT_EQ(batch.hessian_y.member(index, 3), alone.hessian_y.values());
+  }
+}
+
+TEST_P(HessianTest, SameBitsOnAnyNumberOfThreads) {
+  if (!HasThreads(GetParam())) GTEST_SKIP() << "not a matter of threads";
+  const Case c = CaseWith(Clouds(PointCost::kSquaredEuclidean, 500, 431, 3, 0.1, 60), Precision::kStrict, 3, 61);
+  const auto one = MakeBackend(GetParam(), 1), three = MakeBackend(GetParam(), 3);
+  EXPECT_EQ(DifferenceInBits(SolveAlone(one.get(), c), SolveAlone(three.get(), c)), "");
+}
+
+// The derivative of what the solver itself calls the gradient.
+TEST_P(HessianTest, FiniteDifferencesOfGradients) {
+  constexpr double kStep = 1e-5;
+  for (PointCost cost : kCosts) {
+    for (bool debias : {false, true}) {
+      const Transport problem = Clouds(cost, 8, 7, 2, 0.2, 70);
+      Case c = CaseWith(problem, Precision::kDouble, 1, 71);
+      c.solver().debias = debias;
+      const Answer answer = SolveAlone(backend(), c);
+      const auto gradient = [&](double step) {
+        Transport moved = problem;
+        const Vector dx = c.direction_x.values(), dy = c.direction_y.values();
+        for (size_t k = 0; k < dx.size(); ++k) moved.x[k] += step * dx[k];
+        for (size_t k = 0; k < dy.size(); ++k) moved.y[k] += step * dy[k];
+        Case other = CaseOf(moved, "moved", DType::kFloat64);
+        other.solver() = c.solver();
+        other.wanted = kGradientPoints;
+        return SolveAlone(backend(), other).gradient_x.values();
+      };
+      Vector slope = gradient(kStep);
+      const Vector less = gradient(-kStep);
+      for (size_t k = 0; k < slope.size(); ++k) slope[k] = (slope[k] - less[k]) / (2 * kStep);
+      ExpectClose("finite differences of gradients", answer.hessian_x.values(), slope, 1e-6);
+    }
+  }
+}
+
+// Closed form 8: moving all of x by v, the debiased value kappa |t - v|^2 has the second derivative 2 kappa a_i v.
+TEST_P(HessianTest, Translation) {
+  const double t[2] = {0.375, -0.875}, v[2] = {0.5, 2};
+  for (int64_t n : {16, 900}) {
+    for (Precision precision : kPrecisions) {
+      for (double kappa : {0.5, 1.0}) {
+        Transport problem = RandomClouds(n, n, 2, 0.1, 81);
+        problem.kappa = kappa;
+        problem.b = problem.a;
+        for (int64_t k = 0; k < 2 * n; ++k) problem.y[k] = problem.x[k] + t[k % 2];
+        Case c = CaseWith(problem, precision, 1, 82);
+        c.solver().debias = true;
+        c.direction_y = Tensor();
+        Vector along(2 * n), expected(2 * n);
+        for (int64_t k = 0; k < 2 * n; ++k) {
+          along[k] = v[k % 2];
+          expected[k] = 2 * kappa * problem.a[k / 2] * v[k % 2];
+        }
+        c.direction_x = Tensor::Of(along, DType::kFloat64);
+        const Answer answer = SolveAlone(backend(), c);
+        const double relative = precision == Precision::kDouble ? 1e-8 : 1e-3;
+        ExpectClose("closed form 8, Hessian-vector product", answer.hessian_x.values(), expected,
+                    relative * oracle::MaxAbs(expected));
+      }
+    }
+  }
+}
+
+INSTANTIATE_ON_BACKENDS(HessianTest);
+
+}  // namespace
+}  // namespace sinkhorn::conformance
