@@ -42,13 +42,8 @@ class Solve {
   // Progress so far, for logs and for answers at a deadline: iterations and last known marginal errors.
   virtual Convergence progress() const = 0;
   // Asks that iterating ends: the iterate reached by then, after one iteration at least, is the answer, with outputs
-<<<<<<< ours
   // and certificate like any other, at one of the next slices: as if that had been its max_iterations, but for
   // StopReason::kTimeBudget. Not while it is advanced. A Solve that has stopped by itself does not mind. Only where
-=======
-  // and certificate like any other, at one of the next slices: as if that had been its max_iterations, but
-  // for StopReason::kTimeBudget. Not while it is advanced. A Solve that has stopped by itself does not mind. Only where
->>>>>>> theirs
   // Backend::can_finish_soon.
   virtual void FinishSoon() {}
   // The kernel family that solves it, a string literal, from the start; "" if the backend does not tell.
