@@ -10,6 +10,8 @@ bool TransportAnswer::finite() const {
     for (int64_t i = 0; i < s.size; ++i) {
       if (!std::isfinite(s.potential[i]) || std::isnan(s.ratio[i])) return false;
       if (std::isinf(s.ratio[i]) && !cut_short) return false;
+      // What it costs to miss the mass: costs below zero by hundreds of rho.
+      if (std::isfinite(s.rho) && s.mass[i] > 0 && !std::isfinite(std::exp(-s.potential[i] / s.rho))) return false;
     }
   }
   return true;

@@ -207,7 +207,7 @@ TEST_P(BatchingTest, ProgressIsMonotone) {
   c.solver().max_iterations = 60;
   std::vector<int> seen;
   const std::vector<Answer> answers =
-      SolveTogether(backend(), {&c}, 1e-4, [&](const Solve& solve) { seen.push_back(solve.progress().iterations); });
+      SolveTogether(backend(), {&c}, 1e-4, [&](Solve* solve) { seen.push_back(solve->progress().iterations); });
   EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
   EXPECT_EQ(seen.back(), 60);
   EXPECT_EQ(answers[0].report.convergence.iterations, 60);

@@ -133,13 +133,18 @@ double Transport::Cost(int64_t i, int64_t j) const {
     x2 += p * p;
     y2 += q * q;
   }
+  double apart2 = 0;  // Of the points on the sphere: 1 - cos would cancel where they are near each other.
+  for (int64_t k = 0; k < dim && point_cost == PointCost::kCosine; ++k) {
+    const double apart = x[i * dim + k] / std::sqrt(x2) - y[j * dim + k] / std::sqrt(y2);
+    apart2 += apart * apart;
+  }
   switch (point_cost) {
     case PointCost::kSquaredEuclidean:
       return kappa * distance2;
     case PointCost::kEuclidean:
       return std::sqrt(distance2);
     case PointCost::kCosine:
-      return 1 - dot / (std::sqrt(x2) * std::sqrt(y2));
+      return apart2 / 2;
     case PointCost::kNegativeDot:
       return -dot;
   }
