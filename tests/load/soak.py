@@ -27,6 +27,9 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "tests/python"), str(ROOT / "client/python"), str(ROOT)]
+    import client_stubs
+
+    client_stubs.generate()
 
 import grpc
 import numpy as np

@@ -1,30 +1,16 @@
-"""The client is imported from its source folder (tests/pytest.ini), with stubs made afresh from the contract. `server`
-is a real server process: of $SINKHORN_SERVER, or of bazel-bin."""
+"""`server` is a real server process: of $SINKHORN_SERVER, or of bazel-bin."""
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import pathlib
 import subprocess
 import time
 
 import pytest
+from sinkhorn_client import Client
 
 ROOT = pathlib.Path(__file__).parents[2]
-CLIENT = ROOT / "client" / "python"
-
-
-def generate_stubs():
-    spec = importlib.util.spec_from_file_location("client_setup", CLIENT / "setup.py")
-    setup = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(setup)
-    setup.generate(CLIENT / "sinkhorn_client" / "_proto")
-
-
-generate_stubs()
-
-from sinkhorn_client import Client  # noqa: E402  The stubs first.
 
 
 @dataclasses.dataclass
