@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+
 from sinkhorn_client import Client
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -149,7 +149,7 @@ def half_step(cost, g, b, epsilon, rho):
 
 
 def solve(cost, a=None, b=None, *, epsilon, rho_a=np.inf, rho_b=np.inf, update_rule="alternating", iterations=None):
-    """So many iterations from zero potentials; without `iterations`, until nothing moves."""
+    """So many iterations from zero potentials; without `iterations`, until next to nothing moves and as many again."""
     n, m = cost.shape
     a = np.full(n, 1 / n) if a is None else np.asarray(a, np.float64)
     b = np.full(m, 1 / m) if b is None else np.asarray(b, np.float64)
@@ -159,7 +159,8 @@ def solve(cost, a=None, b=None, *, epsilon, rho_a=np.inf, rho_b=np.inf, update_r
             half_step(cost, p.g, b, epsilon, rho_a),
             half_step(cost.T, p.f, a, epsilon, rho_b),
         )
-    for _ in range(iterations or 100_000):
+    last = iterations or 100_000
+    while p.iterations < last:
         before = p.f
         f = half_step(cost, p.g, b, epsilon, rho_a)
         if update_rule == "symmetric":
@@ -168,7 +169,7 @@ def solve(cost, a=None, b=None, *, epsilon, rho_a=np.inf, rho_b=np.inf, update_r
             p.f, p.g = f, half_step(cost.T, f, a, epsilon, rho_b)
         p.iterations += 1
         if iterations is None and np.abs(p.f - before).max() <= 1e-13 * (1 + np.abs(p.f).max()):
-            break
+            last, iterations = 2 * p.iterations, p.iterations
     return p
 
 

@@ -47,7 +47,10 @@ def test_every_option_of_the_contract_can_be_said():
     options = set(problems.TransportOptions.__annotations__)
     assert names(pb.SolverOptions) <= options
     request = {"a", "b", "outputs", "apply_v", "apply_u", "request_id", "timeout"}
-    assert options == names(pb.SolverOptions) | request
+    plain = {"preconditioner", "neumann_terms"}
+    hessian = plain | {f"hessian_{name}" for name in names(pb.HessianProducts) - plain}
+    sparse = {f"sparse_{name}" for name in names(pb.SparsePlanOptions)}
+    assert options == names(pb.SolverOptions) | request | hessian | sparse
     assert names(pb.DenseProblem) | names(pb.PointCloudProblem) <= options | {"cost", "x", "y"}
     normalize = set(inspect.signature(problems.normalize).parameters)
     assert names(pb.NormalizationProblem) - {"custom"} <= normalize
@@ -232,8 +235,8 @@ def test_bfloat16_goes_as_it_is():
 def test_unknown_words_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="recipe must be one of log_row_column, exp_column_row.*got 'sinkhorn'"):
         problems.normalize(X, recipe="sinkhorn")
-    with pytest.raises(ValueError, match="cost must be one of squared_euclidean, half_squared_euclidean; got 'cosine'"):
-        problems.point_cloud(X, Y, cost="cosine", epsilon=1)
+    with pytest.raises(ValueError, match="cost must be one of squared_euclidean, half_squared.*; got 'manhattan'"):
+        problems.point_cloud(X, Y, cost="manhattan", epsilon=1)
     with pytest.raises(ValueError, match="outputs must be one of value"):
         problems.transport(X, epsilon=1, outputs=["plans"])
     with pytest.raises(ValueError, match="update_rule must be one of alternating, symmetric"):

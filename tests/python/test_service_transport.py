@@ -183,9 +183,7 @@ def test_dense_outputs(client, reach_a, reach_b):
         assert result.gradient_b == pytest.approx(by_b, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "cost", ["squared_euclidean", "half_squared_euclidean", "euclidean", "cosine", "negative_dot"]
-)
+@pytest.mark.parametrize("cost", ["squared_euclidean", "half_squared_euclidean", "euclidean", "cosine", "negative_dot"])
 @pytest.mark.parametrize(("reach_a", "reach_b"), SIDES)
 def test_point_cloud_outputs(client, cost, reach_a, reach_b):
     n, m, epsilon, degree = 6, 4, 0.1, 2 if cost in KAPPA else 1
@@ -248,7 +246,7 @@ def test_hessian_vector_products(client, cost, preconditioner):
     )
     (convergence,) = result.hessian_convergence
     assert convergence.converged and convergence.residual <= 1e-11 and convergence.iterations > 0
-    step = 1e-5
+    step = 1e-6  # Third derivatives of cosines are large near zero.
     for q in range(2):
         more, less = (
             client.point_cloud(x + s * dx[q], y + s * dy[q], outputs=["gradient_points"], **options)
