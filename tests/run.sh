@@ -20,26 +20,12 @@ say() { printf '\n== %s\n' "$*"; }
 # A step that breaks, rather than running tests that fail, counts as one failure.
 broke() { echo "$1" >>"$results/broken"; }
 
-# The sanitizers have a Bazel of their own, which compiles while the Python tests run and mostly wait, and gives way to
-# them.
-sanitizers_bazel() { nice -n 19 bazel --output_base="$(bazel info output_base)-sanitizers" "$@"; }
-sanitize=(--config=sanitize --test_tag_filters=sanitize --build_tests_only)
-tsan=(--config=tsan --test_tag_filters=tsan --build_tests_only)
-
-build_with_sanitizers() {
-  local config
-  for config in sanitize tsan; do
-    local -n flags=$config
-    sanitizers_bazel build --keep_going --noshow_progress "${flags[@]}" -- "${targets[@]}"
-  done >"$results/build.log" 2>&1 # The tests say what breaks.
-}
-
-# cpp_tests NAME BAZEL FLAGS...: runs the C++ tests and leaves Bazel's account of them in $results/NAME.bep.
+# cpp_tests NAME FLAGS...: runs the C++ tests and leaves Bazel's account of them in $results/NAME.bep.
 cpp_tests() {
-  local name=$1 bazel=$2 status=0
-  shift 2
+  local name=$1 status=0
+  shift
   say "C++ tests: $name"
-  "$bazel" test --keep_going --noshow_progress --color=no \
+  bazel test --keep_going --noshow_progress --color=no \
     --build_event_json_file="$results/$name.bep" "$@" -- "${targets[@]}" || status=$?
   # 3: some test failed, which the account says. 4: no test carries the tag.
   case $status in 0 | 3 | 4) ;; *) broke "the $name build (bazel exit code $status)" ;; esac
@@ -62,15 +48,11 @@ python_tests() {
 
 ./deploy/install.sh || { broke "deploy/install.sh"; targets=(); }
 if [ "${#targets[@]}" -gt 0 ]; then
-  cpp_tests plain bazel
-  $quick || build_with_sanitizers &
+  cpp_tests plain
   python_tests
   if ! $quick; then
-    say "C++ builds with sanitizers"
-    wait
-    cpp_tests sanitize sanitizers_bazel "${sanitize[@]}"
-    cpp_tests tsan sanitizers_bazel "${tsan[@]}"
-    sanitizers_bazel shutdown
+    cpp_tests sanitize --config=sanitize --test_tag_filters=sanitize --build_tests_only
+    cpp_tests tsan --config=tsan --test_tag_filters=tsan --build_tests_only
   fi
 fi
 
