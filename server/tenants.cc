@@ -3,7 +3,6 @@
 #include <openssl/sha.h>
 
 #include <cmath>
-#include <fstream>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -15,27 +14,15 @@
 #include "server/log.h"
 
 namespace sinkhorn {
-namespace {
 
-constexpr absl::Duration kRefresh = absl::Seconds(2);
-
-}  // namespace
-
-absl::StatusOr<Tenants::Weights> Tenants::Read(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("tenant file '", path, "' cannot be read"));
+absl::StatusOr<Tenants::Weights> Tenants::Read() const {
   Weights weights;
-  int number = 0;
-  for (std::string line; std::getline(file, line);) {
-    ++number;
-    absl::StripAsciiWhitespace(&line);
-    if (line.empty() || line[0] == '#') continue;
+  const absl::Status read = file_->Read([&weights](std::string line) -> std::string {
     const size_t space = line.find_last_of(" \t");  // Subjects have spaces.
     double weight = 0;
     if (space == std::string::npos || !absl::SimpleAtod(line.substr(space + 1), &weight) || !(weight > 0) ||
         std::isinf(weight)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tenant file '", path, "': line ", number, " must be an identity and a weight > 0"));
+      return "an identity and a weight > 0";
     }
     const std::string identity(absl::StripAsciiWhitespace(line.substr(0, space)));
     if (identity == "*") {
@@ -44,25 +31,24 @@ absl::StatusOr<Tenants::Weights> Tenants::Read(const std::string& path) {
       weights.named[identity] = weight;
       weights.order.push_back(identity);
     }
-  }
+    return "";
+  });
+  if (!read.ok()) return read;
   return weights;
 }
 
 absl::StatusOr<std::unique_ptr<Tenants>> Tenants::Load(const std::string& path) {
-  absl::StatusOr<Weights> weights = Read(path);
-  if (!weights.ok()) return weights.status();
   auto tenants = std::make_unique<Tenants>();
-  tenants->path_ = path;
+  tenants->file_ = std::make_unique<LineFile>("tenant file", path);
+  absl::StatusOr<Weights> weights = tenants->Read();
+  if (!weights.ok()) return weights.status();
   tenants->Take(*std::move(weights));
   return tenants;
 }
 
-// By whoever comes first when it is due; others go on with what there is.
 void Tenants::Refresh(absl::Time now) {
-  int64_t due = next_look_ns_.load(std::memory_order_relaxed);
-  if (absl::ToUnixNanos(now) < due) return;
-  if (!next_look_ns_.compare_exchange_strong(due, absl::ToUnixNanos(now + kRefresh)) || due == INT64_MIN) return;
-  absl::StatusOr<Weights> weights = Read(path_);
+  if (file_ == nullptr || !file_->IsDue(now)) return;
+  absl::StatusOr<Weights> weights = Read();
   if (!weights.ok())
     return Log(Severity::kError, "tenants_unchanged", {{"why", std::string(weights.status().message())}});
   std::lock_guard<std::mutex> lock(mutex_);
@@ -89,7 +75,7 @@ Tenant Tenants::Weighed(int number, const std::string& identity) const {
 }
 
 Tenant Tenants::Of(absl::string_view identity, absl::Time now) {
-  if (!path_.empty()) Refresh(now);
+  Refresh(now);
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = entries_.find(identity);
   if (found == entries_.end()) {

@@ -13,8 +13,6 @@
 #ifndef SINKHORN_SERVER_TENANTS_H_
 #define SINKHORN_SERVER_TENANTS_H_
 
-#include <atomic>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/line_file.h"
 
 namespace sinkhorn {
 
@@ -64,14 +63,13 @@ class Tenants {
       return order == other.order && named == other.named && others == other.others;
     }
   };
-  static absl::StatusOr<Weights> Read(const std::string& path);
+  absl::StatusOr<Weights> Read() const;
   void Refresh(absl::Time now);
   void Take(Weights weights);
   Tenant Weighed(int number, const std::string& identity) const;
   int TakeNumber(absl::Time now);
 
-  std::string path_;                              // Empty: no file.
-  std::atomic<int64_t> next_look_ns_{INT64_MIN};  // The first call's time counts as the start.
+  std::unique_ptr<LineFile> file_;  // Null: there is none.
 
   mutable std::mutex mutex_;
   Weights weights_;

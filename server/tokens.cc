@@ -1,7 +1,6 @@
 #include "server/tokens.h"
 
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -14,7 +13,6 @@ namespace sinkhorn {
 namespace {
 
 constexpr size_t kTokenCharacters = 16;  // At least.
-constexpr absl::Duration kRefresh = absl::Seconds(2);
 constexpr char kScheme[] = "bearer ";
 
 // Looks at each character whatever the others are.
@@ -27,41 +25,31 @@ bool Same(absl::string_view given, const std::string& token) {
 
 }  // namespace
 
-absl::StatusOr<Tokens::List> Tokens::Read(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("token file '", path, "' cannot be read"));
+absl::StatusOr<Tokens::List> Tokens::Read() const {
   List tokens;
-  int number = 0;
-  for (std::string line; std::getline(file, line);) {
-    ++number;
-    absl::StripAsciiWhitespace(&line);
-    if (line.empty() || line[0] == '#') continue;
-    if (line.size() < kTokenCharacters || !std::all_of(line.begin(), line.end(), absl::ascii_isgraph)) {
-      return absl::InvalidArgumentError(absl::StrCat("token file '", path, "': line ", number, " must be a token of ",
-                                                     kTokenCharacters, " printable characters or more"));
-    }
+  const absl::Status read = file_.Read([&tokens](std::string line) -> std::string {
+    if (line.size() < kTokenCharacters || !std::all_of(line.begin(), line.end(), absl::ascii_isgraph))
+      return absl::StrCat("a token of ", kTokenCharacters, " printable characters or more");
     tokens.push_back(std::move(line));
-  }
-  if (tokens.empty()) return absl::InvalidArgumentError(absl::StrCat("token file '", path, "' has no token"));
+    return "";
+  });
+  if (!read.ok()) return read;
+  if (tokens.empty()) return absl::InvalidArgumentError(absl::StrCat(file_.name(), " has no token"));
   return tokens;
 }
 
 absl::StatusOr<std::unique_ptr<Tokens>> Tokens::Load(const std::string& path) {
-  absl::StatusOr<List> list = Read(path);
-  if (!list.ok()) return list.status();
   std::unique_ptr<Tokens> tokens(new Tokens(path));
+  absl::StatusOr<List> list = tokens->Read();
+  if (!list.ok()) return list.status();
   tokens->tokens_ = std::make_shared<const List>(*std::move(list));
-  tokens->next_look_ns_ = absl::ToUnixNanos(absl::Now() + kRefresh);
+  tokens->file_.IsDue(absl::Now());
   return tokens;
 }
 
-// By whoever comes first when it is due.
 void Tokens::Refresh() {
-  const absl::Time now = absl::Now();
-  int64_t due = next_look_ns_.load(std::memory_order_relaxed);
-  if (absl::ToUnixNanos(now) < due) return;
-  if (!next_look_ns_.compare_exchange_strong(due, absl::ToUnixNanos(now + kRefresh))) return;
-  absl::StatusOr<List> list = Read(path_);
+  if (!file_.IsDue(absl::Now())) return;
+  absl::StatusOr<List> list = Read();
   if (!list.ok()) return Log(Severity::kError, "tokens_unchanged", {{"why", std::string(list.status().message())}});
   if (*list == *std::atomic_load(&tokens_)) return;
   Log(Severity::kInfo, "tokens_changed", {{"count", absl::StrCat(list->size())}});

@@ -6,14 +6,13 @@
 #ifndef SINKHORN_SERVER_TOKENS_H_
 #define SINKHORN_SERVER_TOKENS_H_
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/line_file.h"
 
 namespace sinkhorn {
 
@@ -30,13 +29,12 @@ class Tokens {
 
  private:
   using List = std::vector<std::string>;
-  explicit Tokens(std::string path) : path_(std::move(path)) {}
-  static absl::StatusOr<List> Read(const std::string& path);
+  explicit Tokens(const std::string& path) : file_("token file", path) {}
+  absl::StatusOr<List> Read() const;
   void Refresh();
 
-  const std::string path_;
+  LineFile file_;
   std::shared_ptr<const List> tokens_;  // Read and replaced atomically.
-  std::atomic<int64_t> next_look_ns_{0};
 };
 
 }  // namespace sinkhorn
