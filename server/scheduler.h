@@ -67,6 +67,10 @@ struct SchedulerOptions {
   // many members: what the device does side by side about as fast as one.
   double turn_slices = 1;
   int64_t turn_problems = 1;
+  // A task that is alone, and predicted to take at most this, is solved by the thread that submits it, before Submit
+  // returns: in the time that it would take to wake an idle lane's thread. Only where any thread can run a lane, which
+  // backends of a GPU do not say. 0: never.
+  absl::Duration lend = absl::ZeroDuration();
   // How long a lane without residents lets the oldest task wait for company. Cut short by a deadline that would come
   // too near, by a full batch or a full queue, by StopAccepting.
   absl::Duration max_batch_delay = absl::ZeroDuration();
@@ -102,8 +106,8 @@ struct Task {
   // Whose it is: a small number, of those that a bounded register gives out; and what the tenant weighs, > 0.
   int tenant = 0;
   double weight = 1;
-  // Runs exactly once, on a lane's thread (without Start: in RunRound or Stop), without the lock; must not block. May
-  // run before Submit has returned. May call Submit, Cancel, PushbackHint, stats and StopAccepting; not AwaitEmpty or
+  // Runs exactly once, on a lane's thread (without Start: in RunRound or Stop) or in Submit, without the lock; must not
+  // block. May run before Submit has returned. May call Submit, Cancel, PushbackHint, stats and StopAccepting; not AwaitEmpty or
   // Stop.
   std::function<void(const TaskResult&)> done;
 };

@@ -70,6 +70,7 @@ class Scheduler::Impl {
     int64_t turns_taken = 0;           // Slices in which not all could take part.
     int64_t sitting_out_ns = 0;        // Predicted, of those who do. Guarded by mutex_.
     std::condition_variable bell;      // While idle it waits for `rings_` to change.
+    bool lent = false;                 // To a thread that submits: its own must not run. Guarded by mutex_.
     std::thread thread;
   };
   using Tasks = std::vector<ScheduledTaskPtr>;
@@ -98,6 +99,10 @@ class Scheduler::Impl {
   void WakeAll() {
     for (Lane& lane : lanes_) lane.bell.notify_one();
   }
+  // A sleeping lane for a task that has just been queued, if this thread had better solve it; else null.
+  Lane* Borrow(const ScheduledTask& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A round of a borrowed lane, which then goes back.
+  void RunBorrowed(Lane* lane) ABSL_LOCKS_EXCLUDED(mutex_);
   void RunLane(int lane_index);
   void WaitForRing(Lane* lane, const Round& round) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -1,4 +1,5 @@
 // The scheduler with its own threads, under load from many: built to be run under TSan. The clock is the real one.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -41,6 +42,11 @@ class Crowd {
       threads_.emplace_back([this, t, jobs, mine = &jobs_.back()] { SubmitMany(t, jobs, mine); });
     }
     for (int t = 0; t < 2; ++t) cancellers_.emplace_back([this, t] { CancelMany(t); });
+  }
+  // For a while under load.
+  void AwaitLoad() {
+    while (launches_ == 0) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   void AwaitSubmitters() {
     for (std::thread& thread : threads_) thread.join();
@@ -142,8 +148,14 @@ class Crowd {
   std::unique_ptr<Scheduler> scheduler_;
 };
 
-SchedulerOptions Options() {
+// With and without lanes that are lent to those who submit.
+class SchedulerThreadsTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Lanes, SchedulerThreadsTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Lent" : "NotLent"; });
+
+SchedulerOptions Options(bool lent = false) {
   SchedulerOptions options;
+  if (lent) options.lend = absl::Milliseconds(1);
   options.max_queue_requests = 32;
   options.max_queue_bytes = 6000;
   options.max_working_bytes = 400;
@@ -152,8 +164,8 @@ SchedulerOptions Options() {
   return options;
 }
 
-TEST(SchedulerThreadsTest, EveryTaskOfACrowdEndsOnce) {
-  Crowd crowd(Options());
+TEST_P(SchedulerThreadsTest, EveryTaskOfACrowdEndsOnce) {
+  Crowd crowd(Options(GetParam()));
   crowd.Begin(2000);
   crowd.AwaitSubmitters();
   EXPECT_TRUE(crowd.scheduler().AwaitEmpty(absl::Now() + absl::Seconds(60)));
@@ -166,8 +178,8 @@ TEST(SchedulerThreadsTest, EveryTaskOfACrowdEndsOnce) {
   }
 }
 
-TEST(SchedulerThreadsTest, BatchingOffWithABatchDelay) {
-  SchedulerOptions options = Options();
+TEST_P(SchedulerThreadsTest, BatchingOffWithABatchDelay) {
+  SchedulerOptions options = Options(GetParam());
   options.max_resident_problems = 1;
   options.max_batch_delay = absl::Microseconds(50);
   Crowd crowd(options);
@@ -178,11 +190,11 @@ TEST(SchedulerThreadsTest, BatchingOffWithABatchDelay) {
   crowd.CheckEnd();
 }
 
-TEST(SchedulerThreadsTest, ADrainUnderLoadLosesNothing) {
+TEST_P(SchedulerThreadsTest, ADrainUnderLoadLosesNothing) {
   for (int run = 0; run < 5; ++run) {
-    Crowd crowd(Options());
+    Crowd crowd(Options(GetParam()));
     crowd.Begin(1 << 20);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    crowd.AwaitLoad();
     crowd.scheduler().StopAccepting();
     EXPECT_TRUE(crowd.scheduler().AwaitEmpty(absl::Now() + absl::Seconds(60)));
     crowd.End();
@@ -191,11 +203,11 @@ TEST(SchedulerThreadsTest, ADrainUnderLoadLosesNothing) {
   }
 }
 
-TEST(SchedulerThreadsTest, AStopUnderLoadEndsAll) {
+TEST_P(SchedulerThreadsTest, AStopUnderLoadEndsAll) {
   for (int run = 0; run < 5; ++run) {
-    Crowd crowd(Options());
+    Crowd crowd(Options(GetParam()));
     crowd.Begin(1 << 20);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    crowd.AwaitLoad();
     std::thread other([&] { crowd.scheduler().Stop(); });
     crowd.scheduler().Stop();
     other.join();
@@ -204,11 +216,11 @@ TEST(SchedulerThreadsTest, AStopUnderLoadEndsAll) {
   }
 }
 
-TEST(SchedulerThreadsTest, ADeviceLostUnderLoadEndsAll) {
+TEST_P(SchedulerThreadsTest, ADeviceLostUnderLoadEndsAll) {
   for (int run = 0; run < 5; ++run) {
-    Crowd crowd(Options());
+    Crowd crowd(Options(GetParam()));
     crowd.Begin(1 << 20);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    crowd.AwaitLoad();
     crowd.LoseDevice();
     crowd.AwaitSubmitters();  // They see UNAVAILABLE.
     EXPECT_TRUE(crowd.scheduler().AwaitEmpty(absl::Now() + absl::Seconds(60)));
@@ -220,15 +232,17 @@ TEST(SchedulerThreadsTest, ADeviceLostUnderLoadEndsAll) {
 }
 
 // One task at a time with pauses around the time it takes a lane to fall asleep: a lost wake-up would never return.
-TEST(SchedulerThreadsTest, ASleepingLaneAlwaysWakes) {
+TEST_P(SchedulerThreadsTest, ASleepingLaneAlwaysWakes) {
   FakeBackend backend(2);
-  Scheduler scheduler(&backend, RealClock(), Options());
+  Scheduler scheduler(&backend, RealClock(), Options(GetParam()));
   scheduler.Start();
   std::mutex mutex;
   std::condition_variable changed;
   std::mt19937 random(1);
   for (int i = 0; i < 3000; ++i) {
     FakeSpec spec;
+    spec.predicted_seconds = 1e-5;
+    spec.slices = 1 + i % 2;
     bool done = false;
     Task task;
     task.problem = FakeProblem(&spec);
@@ -250,8 +264,8 @@ TEST(SchedulerThreadsTest, ASleepingLaneAlwaysWakes) {
 }
 
 // Room that one lane gives back is enough for two: it takes one task itself and must wake the other lane for the other.
-TEST(SchedulerThreadsTest, ALaneWakesTheOtherForWhatItHasNoRoomFor) {
-  SchedulerOptions options = Options();
+TEST_P(SchedulerThreadsTest, ALaneWakesTheOtherForWhatItHasNoRoomFor) {
+  SchedulerOptions options = Options(GetParam());
   options.max_resident_problems = 1;
   options.max_working_bytes = 2;
   FakeBackend backend(2);
@@ -286,6 +300,70 @@ TEST(SchedulerThreadsTest, ALaneWakesTheOtherForWhatItHasNoRoomFor) {
   }
   EXPECT_TRUE(scheduler.AwaitEmpty(absl::Now() + absl::Seconds(60)));
   EXPECT_EQ(together, 2);
+}
+
+class LentLaneTest : public ::testing::Test {
+ protected:
+  LentLaneTest() : backend_(1), scheduler_(&backend_, RealClock(), Options(/*lent=*/true)) { scheduler_.Start(); }
+
+  // The threads that a task's slices and its `done` ran on, once it is done.
+  std::vector<std::thread::id> Solve(FakeSpec* spec) {
+    std::vector<std::thread::id> threads;
+    backend_.on_advance = [&](int, absl::Span<FakeSpec* const>) {
+      threads.push_back(std::this_thread::get_id());
+      return absl::OkStatus();
+    };
+    Task task;
+    task.problem = FakeProblem(spec);
+    task.done = [&](const TaskResult& result) {
+      EXPECT_TRUE(result.status.ok());
+      threads.push_back(std::this_thread::get_id());
+    };
+    TaskId id = 0;
+    EXPECT_TRUE(scheduler_.Submit(&task, &id).ok());
+    EXPECT_TRUE(scheduler_.AwaitEmpty(absl::Now() + absl::Seconds(60)));
+    return threads;
+  }
+  // As Solve, but the lane's thread slept before, of which the first slice on this thread is proof.
+  std::vector<std::thread::id> SolveWithASleepingLane(FakeSpec* spec) {
+    for (int i = 0; i < 10000; ++i) {
+      spec->slices_done = 0;
+      std::vector<std::thread::id> threads = Solve(spec);
+      if (threads.front() == std::this_thread::get_id()) return threads;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ADD_FAILURE() << "never on this thread";
+    return {};
+  }
+
+  FakeBackend backend_;
+  Scheduler scheduler_;
+};
+
+TEST_F(LentLaneTest, AShortTaskAloneIsSolvedByWhoSubmitsIt) {
+  FakeSpec spec;
+  spec.predicted_seconds = 1e-5;
+  EXPECT_THAT(SolveWithASleepingLane(&spec), ::testing::Each(std::this_thread::get_id()));
+}
+
+TEST_F(LentLaneTest, WhatIsNotOverAfterASliceGoesToTheLanesThread) {
+  FakeSpec spec;
+  spec.predicted_seconds = 1e-5;
+  spec.slices = 3;
+  const std::vector<std::thread::id> threads = SolveWithASleepingLane(&spec);
+  ASSERT_EQ(threads.size(), 4u);
+  for (size_t i = 1; i < threads.size(); ++i) EXPECT_NE(threads[i], std::this_thread::get_id());
+}
+
+TEST_F(LentLaneTest, ALongOrAnUnknownTaskIsTheLanesThreads) {
+  for (const double seconds : {0.0, 1.0}) {
+    for (int i = 0; i < 20; ++i) {
+      FakeSpec spec;
+      spec.predicted_seconds = seconds;
+      EXPECT_THAT(Solve(&spec), ::testing::Each(::testing::Ne(std::this_thread::get_id())));
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
 }
 
 }  // namespace
