@@ -107,8 +107,8 @@ struct Task {
   int tenant = 0;
   double weight = 1;
   // Runs exactly once, on a lane's thread (without Start: in RunRound or Stop) or in Submit, without the lock; must not
-  // block. May run before Submit has returned. May call Submit, Cancel, PushbackHint, stats and StopAccepting; not AwaitEmpty or
-  // Stop.
+  // block. May run before Submit has returned. May call Submit, Cancel, PushbackHint, stats and StopAccepting; not
+  // AwaitEmpty or Stop.
   std::function<void(const TaskResult&)> done;
 };
 

@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -75,6 +76,19 @@ class Server:
 
     def total(self, name, *words):
         return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name and all(word in k for word in words))
+
+    def open_files(self):
+        """What is open, how often: {'socket': 5, 'anon_inode:[eventfd]': 3}. The fewest within two seconds: who looks
+        at the metrics has a socket for a moment longer."""
+        fewest = None
+        for _ in range(20):
+            time.sleep(0.1)
+            kinds = collections.Counter()
+            for entry in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    kinds[re.sub(r":\[\d+\]", "", os.readlink(entry))] += 1
+            fewest = kinds if fewest is None else min(fewest, kinds, key=lambda files: sum(files.values()))
+        return fewest
 
     def sizes(self):
         """(resident MB, open files, threads)."""
@@ -190,8 +204,8 @@ class Result:
     killed: int
     samples: list
     silences: list  # (resident MB, MB in use) after a third of the calls, and after all.
-    files_before: int
-    files_after: int
+    files_before: collections.Counter
+    files_after: collections.Counter
     unfinished: dict  # What the server's own counters say is left.
 
     def thirds(self, column):
@@ -213,8 +227,8 @@ class Result:
             middle, last = self.thirds(column)
             if last > middle + 2:
                 faults.append(f"{name} grow: {middle:.0f}, then {last:.0f}")
-        if self.files_after > self.files_before:
-            faults.append(f"open files afterwards: {self.files_after}, before: {self.files_before}")
+        if more := self.files_after - self.files_before:
+            faults.append(f"open afterwards and not before: {dict(more)}")
         faults += [f"left behind: {name} = {value}" for name, value in self.unfinished.items() if value != 0]
         if not self.killed:
             faults.append("no client was killed")
@@ -256,7 +270,7 @@ def soak(seconds, flags=()):
         server = Server(pathlib.Path(name), *flags)
         stack.callback(server.stop)
         server.metrics()
-        files_before = server.sizes()[1]
+        files_before = server.open_files()
         load = Load(server)
         load.learn()
         load.run(min(5, seconds / 10))  # The cost model learns.
@@ -279,8 +293,8 @@ def soak(seconds, flags=()):
         rate = sum(rates) / seconds
         for channel in load.channels:
             channel.close()
-        await_settled(server, files_before)
-        files_after = server.sizes()[1]
+        await_settled(server, sum(files_before.values()))
+        files_after = server.open_files()
         assert server.process.poll() is None and "incident" not in server.log_path.read_text()
         return Result(
             *(capacity, rate, seconds, dict(load.counts), load.wrong, sorted(load.seconds), killed),
@@ -302,7 +316,8 @@ def report(result):
     p50, p99 = (1e3 * result.latencies[int(part * n)] for part in (0.5, 0.99))
     (resident0, live0), (resident1, live1) = result.silences
     memory = f"{mb0:.0f} and {mb1:.0f} MB (peak {peak:.0f})"
-    files = f"{files0:.0f} and {files1:.0f}; before {result.files_before}, after {result.files_after}"
+    before, after = (sum(files.values()) for files in (result.files_before, result.files_after))
+    files = f"{files0:.0f} and {files1:.0f}; before {before}, after {after}"
     rows = {
         "calls": f"{calls}: {kinds}",
         "calls/s, and as fast as they were answered before": f"{result.rate:.1f} and {result.capacity:.1f}",
