@@ -119,6 +119,7 @@ SchedulerOptions OptionsFor(const Backend& backend, const CpuBackendOptions& cpu
   // A GPU does more side by side the more it has; as the cost model learns how little that costs, more take part.
   options.turn_problems = gpu ? 16 : cpu.threads;
   options.turn_slices = gpu ? 2 : 1;
+  // As long as decoding a message of 100 KB takes: the calls of the same loop wait no longer than for that.
   if (!gpu) options.lend = absl::Microseconds(100);
   return options;
 }
