@@ -19,6 +19,8 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev python3-venv python3-pip python3-dev
   # The tests of deploy/: namespaces, certificates, alert rules, images, a second balancer.
   iproute2 openssl prometheus buildah mmdebstrap haproxy
+  # The fuzzers.
+  clang-14 libclang-rt-14-dev
 )
 
 installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null || true)
