@@ -7,8 +7,8 @@
 //   scheduler_queue.cc      who becomes resident next
 //   scheduler_tenants.cc    what tenants have had
 //
-// One lock guards the queue and the counters; a lane's residents belong to its thread alone. Backend calls, destruction
-// of Solves and `done` run without the lock.
+// One lock guards the queue and the counters; a lane's residents belong to its thread alone, or to the one that has
+// borrowed it. Backend calls, destruction of Solves and `done` run without the lock.
 #ifndef SINKHORN_SERVER_SCHEDULER_IMPL_H_
 #define SINKHORN_SERVER_SCHEDULER_IMPL_H_
 
