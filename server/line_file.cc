@@ -6,6 +6,11 @@
 #include "absl/strings/str_cat.h"
 
 namespace sinkhorn {
+namespace {
+
+constexpr absl::Duration kRefresh = absl::Seconds(2);
+
+}  // namespace
 
 absl::Status LineFile::Read(absl::FunctionRef<std::string(std::string line)> take) const {
   std::ifstream file(path_);

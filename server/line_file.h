@@ -15,8 +15,6 @@ namespace sinkhorn {
 
 class LineFile {
  public:
-  static constexpr absl::Duration kRefresh = absl::Seconds(2);
-
   // `what` names it in errors: "token file".
   LineFile(const std::string& what, std::string path) : name_(what + " '" + path + "'"), path_(std::move(path)) {}
 
@@ -27,8 +25,7 @@ class LineFile {
   // INVALID_ARGUMENT: the file cannot be read, or a line is not what it must be: which one, never what is in it.
   absl::Status Read(absl::FunctionRef<std::string(std::string line)> take) const;
 
-  // Whether to read it again: true for one caller each time that kRefresh has passed; the first call's time counts as
-  // the start. Any thread.
+  // Whether to read it again: true for one caller every two seconds; the first call's time counts as the start. Any thread.
   bool IsDue(absl::Time now);
 
  private:
