@@ -1,14 +1,12 @@
 // What a slice enqueues, stage by stage: residents are prepared, iterate, two passes an iteration, and end.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <functional>
 #include <map>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_launches.h"
 #include "kernels/cuda/transport_resident.h"
 #include "kernels/cuda/transport_slice.h"
 
@@ -16,13 +14,9 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// Lays out all launches of a slice first, so that their descriptors travel in one copy, then enqueues them.
-class Slice {
+class Slice : private SliceLaunches {
  public:
-  Slice(absl::Span<Resident* const> residents, LaunchContext* context) : context_(context) {
-    for (Resident* resident : residents) residents_.push_back(Of(resident));
-    jobs_ = JobsOf(Select([](const TransportResident&) { return true; }));
-  }
+  Slice(absl::Span<Resident* const> residents, LaunchContext* context) : SliceLaunches(residents, context) {}
 
   absl::Status Run(double slice_seconds) {
     const Set preparing = Select([](const TransportResident& r) { return r.stage() == Stage::kPrepare; });
@@ -43,82 +37,6 @@ class Slice {
   }
 
  private:
-  using Set = std::vector<int>;  // Of residents, by number.
-  // A table whose parts are places in the descriptors' bytes.
-  struct Table {
-    size_t jobs = 0, first_block = 0;
-    int32_t job_count = 0;
-    int64_t blocks = 0;
-  };
-
-  cudaStream_t stream() const { return context_->stream(); }
-
-  // Copies to the descriptors' bytes and says where.
-  size_t Describe(const void* data, size_t bytes) {
-    const size_t at = (bytes_.size() + 15) / 16 * 16;
-    bytes_.resize(at + bytes);
-    std::memcpy(bytes_.data() + at, data, bytes);
-    return at;
-  }
-  size_t JobsOf(const Set& set) {
-    std::vector<Job> jobs;
-    for (int k : set) jobs.push_back(residents_[k]->job());
-    return Describe(jobs.data(), jobs.size() * sizeof(Job));
-  }
-  // launch(LaunchTable, blocks) later, when descriptors have an address.
-  template <typename Function>
-  void Later(const Table& table, Function launch) {
-    if (table.blocks > 0) launches_.push_back({table, launch});
-  }
-
-  absl::Status Enqueue() {
-    const void* source = context_->Upload(bytes_.data(), bytes_.size());
-    auto* base = static_cast<char*>(context_->Scratch(bytes_.size()));
-    if (source == nullptr || base == nullptr) return absl::InternalError("transport: no room for descriptors");
-    // What was uploaded may lie in host memory; every block reads it.
-    (void)cudaMemcpyAsync(base, source, bytes_.size(), cudaMemcpyDefault, stream());
-    for (const auto& [table, launch] : launches_) {
-      launch({reinterpret_cast<const Job*>(base + table.jobs),
-              reinterpret_cast<const int64_t*>(base + table.first_block), table.job_count},
-             table.blocks);
-    }
-    const cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess) return absl::OkStatus();
-    return absl::UnavailableError(
-        absl::StrCat("transport: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
-  }
-
-  template <typename Predicate>
-  Set Select(Predicate wanted) const {
-    Set set;
-    for (size_t k = 0; k < residents_.size(); ++k) {
-      if (wanted(*residents_[k])) set.push_back(static_cast<int>(k));
-    }
-    return set;
-  }
-  template <typename Predicate>
-  Set Among(const Set& among, Predicate wanted) const {
-    Set set;
-    for (int k : among) {
-      if (wanted(*residents_[k])) set.push_back(k);
-    }
-    return set;
-  }
-
-  // A table over the set, with `blocks_of` blocks for each job.
-  template <typename BlocksOf>
-  Table TableOf(const Set& set, BlocksOf blocks_of) {
-    if (set.empty()) return Table();
-    std::vector<int64_t> first = {0};
-    for (int k : set) first.push_back(first.back() + blocks_of(residents_[k]->job()));
-    Table table;
-    table.jobs = set.size() == residents_.size() ? jobs_ : JobsOf(set);
-    table.first_block = Describe(first.data(), first.size() * sizeof(int64_t));
-    table.job_count = static_cast<int32_t>(set.size());
-    table.blocks = first.back();
-    return table;
-  }
-
   void Prepare(const Set& set) {
     for (int step = 0; step < kPrepareSteps && !set.empty(); ++step) {
       const Table table = TableOf(set, [step](const Job& job) { return job.count * PrepareBlocks(job, step); });
@@ -130,8 +48,8 @@ class Slice {
   void RunHopeful(const Set& set) {
     int most = 0;
     for (int k : set) {
-      residents_[k]->Hope();
-      most = std::max(most, residents_[k]->job().solver.max_iterations);
+      residents()[k]->Hope();
+      most = std::max(most, residents()[k]->job().solver.max_iterations);
     }
     RunOnChip(set, most);
     Set passing = Among(set, [](const TransportResident& r) { return !r.OnChip(); });
@@ -162,7 +80,7 @@ class Slice {
   }
   void AddStreams(const Set& set, PassTables* pass) {
     const Set streamed = Among(set, [](const TransportResident& r) { return r.job().streamed; });
-    for (int k : streamed) pass->quads = std::max(pass->quads, StreamQuads(residents_[k]->job()));
+    for (int k : streamed) pass->quads = std::max(pass->quads, StreamQuads(residents()[k]->job()));
     pass->stream[0] = TableOf(streamed, [](const Job& job) { return job.count * StreamSlabs(job); });
     pass->stream[1] = TableOf(streamed, [](const Job& job) { return StreamEndBlocks(job); });
   }
@@ -177,8 +95,8 @@ class Slice {
           });
           if (chosen.empty()) continue;
           PassTables pass{
-              dense, mode, PlanesOf(residents_[chosen[0]]->job()), 0, residents_[chosen[0]]->job().hopper, 0, {}, {}};
-          for (int k : chosen) pass.dim = std::max(pass.dim, residents_[k]->job().dim);
+              dense, mode, PlanesOf(residents()[chosen[0]]->job()), 0, residents()[chosen[0]]->job().hopper, 0, {}, {}};
+          for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
           if (mode == kFloat) AddStreams(chosen, &pass);
           for (int side = 0; side < 2; ++side) {
             pass.side[side] = TableOf(chosen, [side, mode](const Job& job) {
@@ -239,19 +157,19 @@ class Slice {
     Set set = Select([](const TransportResident& r) { return r.stage() == Stage::kIterate; });
     if (set.empty()) return;
     double seconds = 0;
-    for (int k : set) seconds += IterationSeconds(residents_[k]->job());
+    for (int k : set) seconds += IterationSeconds(residents()[k]->job());
     const int64_t iterations =
         std::max<int64_t>(1, static_cast<int64_t>(std::min(1e6, slice_seconds / (seconds + 2 * kLaunchSeconds))));
-    std::vector<int64_t> allowance(residents_.size(), 0);
+    std::vector<int64_t> allowance(residents().size(), 0);
     int64_t most = 0;
     for (int k : set) {
-      allowance[k] = residents_[k]->Allowance();
-      if (residents_[k]->OnChip()) most = std::max(most, std::min(iterations, allowance[k]));
+      allowance[k] = residents()[k]->Allowance();
+      if (residents()[k]->OnChip()) most = std::max(most, std::min(iterations, allowance[k]));
     }
     RunOnChip(set, most);
     Set passing;  // Not on the chip alone.
     for (int k : set) {
-      TransportResident* r = residents_[k];
+      TransportResident* r = residents()[k];
       if (!r->OnChip() || r->Has(kMixed)) {
         passing.push_back(k);
         continue;
@@ -267,8 +185,8 @@ class Slice {
       Later(accelerated, [this](const LaunchTable& t, int64_t blocks) { LaunchAnderson(t, blocks, stream()); });
       Set left;
       for (int k : set) {
-        residents_[k]->CountPasses(1);
-        if (residents_[k]->passes_left() == 0) residents_[k]->EndIterations();
+        residents()[k]->CountPasses(1);
+        if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
         if (done + 1 < allowance[k]) left.push_back(k);
       }
       if (left.size() == set.size()) continue;
@@ -307,8 +225,8 @@ class Slice {
     using Kind = std::array<int, 5>;
     std::map<Kind, Set> chosen;
     for (int k : set) {
-      const Job& job = residents_[k]->job();
-      if (!residents_[k]->Has(kFloat) || !HasGradientKernel(job, kFloat)) continue;
+      const Job& job = residents()[k]->job();
+      if (!residents()[k]->Has(kFloat) || !HasGradientKernel(job, kFloat)) continue;
       const int planes = PlanesOf(job);
       for (int side = 0; side < 2; ++side) {
         if (GradientBlocks(job, side) == 0) continue;
@@ -320,7 +238,7 @@ class Slice {
     for (const auto& [kind, jobs] : chosen) {
       const int side = kind[0], planes = kind[1], ranks = kind[4];
       int dim = 0;
-      for (int k : jobs) dim = std::max(dim, residents_[k]->job().dim);
+      for (int k : jobs) dim = std::max(dim, residents()[k]->job().dim);
       const Table table = TableOf(jobs, [side = side](const Job& job) { return GradientBlocks(job, side); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) {
         LaunchGradient(t, blocks, planes, dim, ranks, side, stream());
@@ -352,22 +270,16 @@ class Slice {
 
   void Report(const Set& preparing, const Set& finishing) {
     void* address = nullptr;
-    auto* reports = static_cast<JobReport*>(context_->HostVisible(residents_.size() * sizeof(JobReport), &address));
+    auto* reports = static_cast<JobReport*>(context()->HostVisible(residents().size() * sizeof(JobReport), &address));
     auto* device_reports = static_cast<JobReport*>(address);
     const Table table = TableOf(Select([](const TransportResident&) { return true; }), [](const Job&) { return 1; });
     Later(table, [=](const LaunchTable& t, int64_t) { LaunchReport(t, device_reports, stream()); });
-    for (size_t k = 0; k < residents_.size(); ++k) {
+    for (size_t k = 0; k < residents().size(); ++k) {
       const int number = static_cast<int>(k);
-      residents_[k]->ExpectReport(&reports[k], std::binary_search(preparing.begin(), preparing.end(), number),
-                                  std::binary_search(finishing.begin(), finishing.end(), number));
+      residents()[k]->ExpectReport(&reports[k], std::binary_search(preparing.begin(), preparing.end(), number),
+                                   std::binary_search(finishing.begin(), finishing.end(), number));
     }
   }
-
-  LaunchContext* context_;
-  std::vector<TransportResident*> residents_;
-  std::vector<char> bytes_;  // Descriptors.
-  size_t jobs_ = 0;          // Where those of all residents are.
-  std::vector<std::pair<Table, std::function<void(const LaunchTable&, int64_t)>>> launches_;
 };
 
 }  // namespace
