@@ -200,40 +200,35 @@ def test_all_replicas_replaced(cluster, load):
     check(alone)
 
 
-def test_a_frozen_replica(cluster, load):
-    """Its traffic moves within seconds; the calls that it holds are answered when it goes on."""
-    before, frozen = load(attempts=5), cluster.replicas[1]
-    time.sleep(0.5)
-    frozen.signal(signal.SIGSTOP)
-    try:
-        cluster.await_healthy(len(cluster.replicas) - 1, seconds=5)
-        during = load(attempts=1)
-        time.sleep(0.5)
-        check(during)
-    finally:
-        frozen.signal(signal.SIGCONT)
-    cluster.await_healthy(len(cluster.replicas))
-    check(before)
-
-
-def test_a_replica_out_of_reach(cluster, hosts, load):
-    """Its traffic moves within seconds; the calls that it holds are answered when it can be reached again."""
-    if not hosts:
-        pytest.skip("only root makes network namespaces")
+def check_silence(cluster, load, replica, begin, end):
+    """A replica is silent for a while: traffic moves within seconds; the calls that it holds are answered afterwards."""
     before = [load(attempts=5, address=address) for address in ways(cluster)]
     time.sleep(0.5)
-    hosts[0].cut()
+    begin()
     try:
-        cluster.await_healthy(len(hosts) - 1, seconds=5)
+        cluster.await_healthy(len(cluster.replicas) - 1, seconds=5)
         during = [load(attempts=1, address=address) for address in ways(cluster)[:2]]
         for one in during:
             check(one)
     finally:
-        hosts[0].mend()
-    cluster.await_healthy(len(hosts))
-    await_calls(cluster.replicas[0])
+        end()
+    cluster.await_healthy(len(cluster.replicas))
+    await_calls(replica)
     for one in before:
         check(one)
+
+
+def test_a_frozen_replica(cluster, load):
+    frozen = cluster.replicas[1]
+    check_silence(
+        *(cluster, load, frozen), lambda: frozen.signal(signal.SIGSTOP), lambda: frozen.signal(signal.SIGCONT)
+    )
+
+
+def test_a_replica_out_of_reach(cluster, hosts, load):
+    if not hosts:
+        pytest.skip("only root makes network namespaces")
+    check_silence(cluster, load, cluster.replicas[0], hosts[0].cut, hosts[0].mend)
 
 
 @pytest.mark.skipif(os.environ.get("SINKHORN_TEST_LONG") != "1", reason="takes 20 s: set SINKHORN_TEST_LONG=1")
