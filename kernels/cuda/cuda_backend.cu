@@ -80,7 +80,6 @@ class CudaBackend final : public Backend {
   const char* Unsupported(const Problem& problem) const override {
     if (problem.outputs.sparse_plan.max_entries > 0) return "sparse_plan";
     if (problem.kind != ProblemKind::kPointCloud) return nullptr;
-    if (problem.transport.hessian.count > 0) return "hessian";
     return problem.transport.point_cost == PointCost::kSquaredEuclidean ? nullptr : "point_cloud.cost";
   }
 

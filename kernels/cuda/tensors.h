@@ -44,6 +44,8 @@ void ForEachInput(AProblem& problem, const Visit& visit) {
   see(in.initial_g, m);
   see(in.v, m * in.v_columns);
   see(in.u, n * in.u_columns);
+  see(in.hessian.x, in.hessian.count * n * problem.dim);
+  see(in.hessian.y, in.hessian.count * m * problem.dim);
 }
 
 // Calls visit(void* data, size_t bytes, set) for every output that is wanted, where set(void*) renames its memory.
@@ -85,6 +87,10 @@ void ForEachOutput(AProblem& problem, const Visit& visit) {
   tensor(out.plan_transpose_u, m * problem.transport.u_columns);
   tensor(out.projection_x, n * dim);
   tensor(out.projection_y, m * dim);
+  const int64_t directions = problem.transport.hessian.count;
+  tensor(out.hessian_x, directions * n * dim);
+  tensor(out.hessian_y, directions * m * dim);
+  scalars(out.hessian_convergence);
 }
 
 // Bytes of all inputs and of all outputs, each tensor at a multiple of 256.

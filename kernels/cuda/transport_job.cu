@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda/transport_hessian.h"
 #include "kernels/cuda/transport_job.h"
 #include "kernels/cuda/transport_launch.h"
 
@@ -135,6 +136,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   }
   job.streamed = job.hopper && OnChipTiles(job) == 0 && MayStream(job);
   job.at = LayoutOf(job);
+  job.at.bytes += ProductBytesOf(job);  // The last part.
   return job;
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/transport_hessian.h"
 #include "kernels/cuda/transport_job.h"
 #include "kernels/cuda/transport_launch.h"
 
@@ -15,8 +16,10 @@ namespace cuda {
 
 // Tolerances: a slice may not enqueue more than this part of the iterations done so far, since most may be idle.
 constexpr int kFirstIterations = 32;
+constexpr int kFirstPairs = 12;  // Of sweeps of Hessian-vector products.
 
-enum class Stage { kPrepare, kIterate, kFinish, kDone };
+// kProducts: Hessian-vector products; all else is there.
+enum class Stage { kPrepare, kIterate, kFinish, kProducts, kDone };
 
 class TransportResident final : public Resident {
  public:
@@ -34,7 +37,7 @@ class TransportResident final : public Resident {
   Convergence progress() const override { return report_.convergence; }
 
   void FinishSoon() override {
-    if (stage_ == Stage::kFinish || stage_ == Stage::kDone) return;
+    if (stage_ != Stage::kPrepare && stage_ != Stage::kIterate) return;
     job_.finish_soon = true;
     const bool started = launched_ > 0 || !(job_.starting || job_.engines > 1);
     passes_ = std::min(passes_, launched_ + (started ? 1 : 2));
@@ -66,7 +69,17 @@ class TransportResident final : public Resident {
     finished_ = finished;
   }
 
+  // Pairs of sweeps enqueued so far, and how many more may be before the host looks again.
+  int64_t pairs() const { return pairs_; }
+  int64_t PairsAllowed() const { return std::max<int64_t>(kFirstPairs, pairs_ / 2); }
+  void CountPairs(int64_t count) { pairs_ += count; }
+  void ExpectProducts(const ProductReport* report) { products_ = report; }
+
   void Collect() {
+    if (stage_ == Stage::kProducts) {
+      if (products_->running == 0) stage_ = Stage::kDone;
+      return;
+    }
     const JobReport r = *pending_;
     pending_ = nullptr;
     Convergence& c = report_.convergence;
@@ -79,7 +92,7 @@ class TransportResident final : public Resident {
     const bool disappointed = hopeful_ && (r.running > 0 || modes_ != hoped_modes_);
     hopeful_ = false;
     if (finished_ && !disappointed) {
-      stage_ = Stage::kDone;
+      stage_ = job_.in.hessian.count > 0 && r.diverged < 0 ? Stage::kProducts : Stage::kDone;
       if (r.diverged >= 0) status_.Update(Diverged(r));
     } else if (prepared_) {
       stage_ = Stage::kIterate;
@@ -103,6 +116,8 @@ class TransportResident final : public Resident {
   int64_t passes_ = 0;    // Iterations at most, the symmetric start included.
   int64_t launched_ = 0;  // Of them, enqueued.
   const JobReport* pending_ = nullptr;
+  int64_t pairs_ = 0;
+  const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false;
   absl::Status status_;
   SolveReport report_;

@@ -24,10 +24,16 @@ class HessianTest : public ConformanceTest {
   void SetUp() override {
     ConformanceTest::SetUp();
     if (IsSkipped()) return;
+    if (!Has(PointCost::kSquaredEuclidean)) GTEST_SKIP() << "this backend has no Hessian-vector products";
+  }
+
+  // Whether the backend has products for this cost.
+  bool Has(PointCost cost) {
     Problem problem;
     problem.kind = ProblemKind::kPointCloud;
+    problem.transport.point_cost = cost;
     problem.transport.hessian.count = 1;
-    if (backend()->Unsupported(problem) != nullptr) GTEST_SKIP() << "this backend has no Hessian-vector products";
+    return backend()->Unsupported(problem) == nullptr;
   }
 
   // `problem` with `count` random directions, iterated to convergence.
@@ -87,6 +93,7 @@ Transport Clouds(PointCost cost, int64_t n, int64_t m, int64_t dim, double epsil
 TEST_P(HessianTest, MatchesDenseLinearAlgebra) {
   const double pairs[][2] = {{kInfinity, kInfinity}, {0.5, 0.8}, {kInfinity, 0.4}, {0.4, kInfinity}};
   for (PointCost cost : kCosts) {
+    if (!Has(cost)) continue;
     for (const auto& [rho_a, rho_b] : pairs) {
       for (Precision precision : kPrecisions) {
         Transport problem = Clouds(cost, 13, 17, 3, 0.1, 1);
@@ -113,6 +120,7 @@ TEST_P(HessianTest, ShapesAndEpsilons) {
 
 TEST_P(HessianTest, OneSideAlone) {
   for (PointCost cost : kCosts) {
+    if (!Has(cost)) continue;
     for (bool of_x : {false, true}) {
       Case c = CaseWith(Clouds(cost, 11, 8, 2, 0.1, 10), Precision::kDouble, 2, 11);
       (of_x ? c.direction_y : c.direction_x) = Tensor();
@@ -123,6 +131,7 @@ TEST_P(HessianTest, OneSideAlone) {
 
 TEST_P(HessianTest, Debiased) {
   for (PointCost cost : kCosts) {
+    if (!Has(cost)) continue;
     for (double rho : {kInfinity, 0.6}) {
       for (Precision precision : kPrecisions) {
         Transport problem = Clouds(cost, 12, 9, 2, 0.2, 20);
@@ -199,10 +208,82 @@ TEST_P(HessianTest, SameBitsOnAnyNumberOfThreads) {
   EXPECT_EQ(DifferenceInBits(SolveAlone(one.get(), c), SolveAlone(three.get(), c)), "");
 }
 
+// Sizes of every way that a GPU solves clouds, one direction or more than a block takes: other precisions against DOUBLE,
+// which the tests above hold to the oracle.
+TEST_P(HessianTest, PrecisionsAgreeAtAllSizes) {
+  const int64_t shapes[][4] = {{60, 50, 1, 5},    {70, 130, 3, 1},    {250, 200, 64, 3},   {300, 700, 100, 2},
+                               {900, 1000, 3, 6}, {1100, 1030, 1, 1}, {1300, 1500, 64, 1}, {1030, 1290, 100, 5}};
+  for (const auto& [n, m, dim, count] : shapes) {
+    for (bool debias : {false, true}) {
+      if (debias && n > 1000) continue;
+      const std::string what = absl::StrCat(n, " x ", m, " d ", dim, " directions ", count, debias ? " debiased" : "");
+      Case c =
+          CaseWith(Clouds(PointCost::kSquaredEuclidean, n, m, dim, 0.1 * dim, 90 + n), Precision::kDouble, count, 91);
+      c.solver().debias = debias;
+      c.solver().tolerance = 1e-10;
+      c.problem.transport.hessian.tolerance = 1e-9;
+      const Answer exact = SolveAlone(backend(), c);
+      ASSERT_TRUE(exact.status.ok()) << what;
+      EXPECT_TRUE(exact.hessian_convergence[0].converged) << what << ": " << exact.hessian_convergence[0].residual;
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        const bool fast = precision == Precision::kFast;
+        c.solver().precision = precision;
+        c.solver().tolerance = fast ? 1e-4 : 1e-6;
+        c.problem.transport.hessian.tolerance = fast ? 1e-4 : 1e-5;
+        const Answer answer = SolveAlone(backend(), c);
+        ASSERT_TRUE(answer.status.ok()) << what;
+        EXPECT_TRUE(answer.hessian_convergence[0].converged) << what << ": " << answer.hessian_convergence[0].residual;
+        for (Tensor Answer::*side : {&Answer::hessian_x, &Answer::hessian_y}) {
+          const Vector wanted = (exact.*side).values();
+          // FAST: coordinates of 11 bits, products of costs of up to some epsilons.
+          ExpectClose(fast ? "FAST against DOUBLE products" : "STRICT against DOUBLE products", (answer.*side).values(),
+                      wanted, (fast ? 1e-2 : 1e-3) * oracle::MaxAbs(wanted));
+        }
+      }
+    }
+  }
+}
+
+// Residents with directions, sizes and precisions of their own share slices, long ones and short.
+TEST_P(HessianTest, CompanyIsInvisible) {
+  std::vector<Case> cases;
+  for (int k = 0; k < 12; ++k) {
+    const int64_t shapes[][3] = {{20, 30, 2}, {200, 170, 3},  {280, 260, 64},
+                                 {5, 300, 1}, {600, 1100, 3}, {90, 80, 100}};
+    const auto& [n, m, dim] = shapes[k % 6];
+    const Precision precision = k % 4 == 3 ? Precision::kDouble : k % 4 == 2 ? Precision::kFast : Precision::kStrict;
+    cases.push_back(
+        CaseWith(Clouds(PointCost::kSquaredEuclidean, n, m, dim, 0.1 * dim, 100 + k), precision, 1 + k % 6, 101));
+    Case& c = cases.back();
+    c.solver().tolerance = 1e-5;
+    c.problem.transport.hessian.tolerance = 1e-4;
+    c.problem.transport.hessian.preconditioner = static_cast<Preconditioner>(k % 3);
+    c.problem.transport.hessian.neumann_terms = k % 3 == 2 ? 2 : 0;
+    c.solver().debias = k % 5 == 4;
+    if (k % 5 == 3) c.solver().rho_a = 0.5;
+    if (k % 7 == 6) c.direction_y = Tensor();
+  }
+  cases.push_back(CaseOf(RandomDense(40, 50, 0.1, 130), "without products"));
+  cases.back().solver().max_iterations = 300;
+  std::vector<const Case*> together;
+  for (const Case& c : cases) together.push_back(&c);
+  for (double slice_seconds : {0.005, 1e-5}) {
+    const std::vector<Answer> answers = SolveTogether(backend(), together, slice_seconds);
+    for (size_t k = 0; k < cases.size(); ++k) {
+      const Answer alone = SolveAlone(backend(), cases[k]);
+      EXPECT_EQ(DifferenceInBits(answers[k], alone), "") << "case " << k;
+      if (alone.hessian_convergence.empty()) continue;
+      EXPECT_EQ(answers[k].hessian_convergence[0].iterations, alone.hessian_convergence[0].iterations) << k;
+      EXPECT_EQ(answers[k].hessian_convergence[0].residual, alone.hessian_convergence[0].residual) << k;
+    }
+  }
+}
+
 // The derivative of what the solver itself calls the gradient.
 TEST_P(HessianTest, FiniteDifferencesOfGradients) {
   constexpr double kStep = 1e-5;
   for (PointCost cost : kCosts) {
+    if (!Has(cost)) continue;
     for (bool debias : {false, true}) {
       const Transport problem = Clouds(cost, 8, 7, 2, 0.2, 70);
       Case c = CaseWith(problem, Precision::kDouble, 1, 71);

@@ -1,0 +1,149 @@
+// Hessian-vector products of point clouds, by conjugate gradients on the device: what they keep of a member, and where.
+// The formulas, and the course of the conjugate gradients, are those of kernels/cpu/transport_hessian.h.
+//
+// Each direction of each engine goes its own way from phase to phase (transport_hessian_step.cu), whatever others do:
+// every pair of sweeps, P s by rows and P^T w by columns (transport_hessian_sweep.cu), takes each a step further. The
+// entries of P are made anew in every sweep; vectors and scalars are doubles.
+//
+// All of it is the last part of a member's workspace: for each engine the states, arrivals, vectors, and sums of sweeps.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_CUH_
+
+#include "kernels/cuda/transport_block.cuh"
+#include "kernels/cuda/transport_hessian.h"
+
+namespace sinkhorn {
+namespace cuda {
+
+// What the next pair of sweeps is for.
+enum class Phase : int32_t {
+  kReduce,    // The right-hand side of the columns: P^T of the rows' (no sweep of the rows).
+  kMultiply,  // S times the step.
+  kNeumann,   // A term of the preconditioner.
+  kCheck,     // S times the solution, and df from it.
+  kDone,
+};
+
+struct DirectionState {
+  double norm, inner, checked, total;  // `total`: of the diagonal.
+  Phase phase;
+  int32_t iterations, neumann_left;
+  int32_t padding;
+};
+
+// The vectors of one engine's directions: rows' have size[0] doubles, columns' size[1].
+struct ProductVectors {
+  DirectionState* states;
+  unsigned* arrivals;  // [groups of directions, row blocks]
+  double* vectors;
+  double* partial;  // [splits, directions, rows]: sums of a sweep's parts
+  int64_t size[2], count, row_blocks;
+
+  // 1 / (r + p) and 1 / (c + q), 0 where there is no mass; p and q; c + q; what the preconditioner begins with.
+  __device__ double* inverse(int side) const { return vectors + (side == 0 ? 0 : 2 * size[0]); }
+  __device__ double* extra(int side) const { return inverse(side) + size[side]; }
+  __device__ double* diagonal() const { return vectors + 2 * size[0] + 2 * size[1]; }
+  __device__ double* condition() const { return diagonal() + size[1]; }
+  // Of direction q: u and v; the right-hand sides; df - u and dg - v; what a sweep found.
+  __device__ double* shift(int side, int64_t q) const { return Of(side, q, 0); }
+  __device__ double* right(int side, int64_t q) const { return Of(side, q, 1); }
+  __device__ double* potential(int side, int64_t q) const { return Of(side, q, 2); }
+  __device__ double* image(int side, int64_t q) const { return Of(side, q, 3); }
+  // Of the columns alone.
+  __device__ double* residual(int64_t q) const { return Of(1, q, 4); }
+  __device__ double* step(int64_t q) const { return Of(1, q, 5); }
+  __device__ double* conditioned(int64_t q) const { return Of(1, q, 6); }
+  // What the sweep of a side multiplies the plan with; null: it has nothing to do.
+  __device__ const double* Source(int side, int64_t q) const {
+    const Phase phase = q < count ? states[q].phase : Phase::kDone;
+    if (phase == Phase::kDone || (phase == Phase::kReduce && side == 0)) return nullptr;
+    if (side == 1) return image(0, q);
+    return phase == Phase::kMultiply ? step(q) : phase == Phase::kNeumann ? conditioned(q) : potential(1, q);
+  }
+
+ private:
+  __device__ double* Of(int side, int64_t q, int64_t which) const {
+    const int64_t of_direction = 4 * size[0] + 7 * size[1];
+    return condition() + size[1] + q * of_direction + (side == 0 ? which * size[0] : 4 * size[0] + which * size[1]);
+  }
+};
+
+// Of an engine's part, in bytes.
+struct ProductSizes {
+  int64_t states, arrivals, vectors, partial;
+  __host__ __device__ int64_t total() const { return (states + arrivals + vectors + partial + 255) / 256 * 256; }
+};
+__host__ __device__ inline int64_t SweepGroups(const Job& job) { return CeilDiv(job.in.hessian.count, kSweepTogether); }
+__host__ __device__ inline ProductSizes ProductSizesOf(const Job& job, int engine) {
+  const int64_t count = job.in.hessian.count, n = EngineSize(job, engine, 0), m = EngineSize(job, engine, 1);
+  const int64_t row_blocks = CeilDiv(n > m ? n : m, kTile);
+  int64_t parts = 0;
+  for (int side = 0; side < 2; ++side) {
+    for (Geometry geometry : {Geometry::kPlain, Geometry::kCloud}) {
+      const int64_t size = int64_t{Splits(job, engine, side, geometry)} * (side == 0 ? n : m);
+      parts = size > parts ? size : parts;
+    }
+  }
+  ProductSizes sizes;
+  sizes.states = count * static_cast<int64_t>(sizeof(DirectionState));
+  sizes.arrivals = CeilDiv(SweepGroups(job) * row_blocks, 2) * 8;
+  sizes.vectors = 8 * (2 * n + 4 * m + count * (4 * n + 7 * m));
+  sizes.partial = 8 * count * parts;
+  return sizes;
+}
+__host__ __device__ inline int64_t ProductBytes(const Job& job) {
+  int64_t bytes = 0;
+  for (int e = 0; e < job.engines && job.in.hessian.count > 0; ++e) bytes += ProductSizesOf(job, e).total();
+  return bytes;
+}
+
+__device__ inline ProductVectors VectorsOf(const Member& member, int engine) {
+  const Job& job = member.job;
+  int64_t at = job.at.bytes - ProductBytes(job);
+  for (int e = 0; e < engine; ++e) at += ProductSizesOf(job, e).total();
+  const ProductSizes sizes = ProductSizesOf(job, engine);
+  ProductVectors v;
+  v.states = member.At<DirectionState>(at);
+  v.arrivals = member.At<unsigned>(at + sizes.states);
+  v.vectors = member.At<double>(at + sizes.states + sizes.arrivals);
+  v.partial = member.At<double>(at + sizes.states + sizes.arrivals + sizes.vectors);
+  v.count = job.in.hessian.count;
+  for (int side = 0; side < 2; ++side) v.size[side] = EngineSize(job, engine, side);
+  v.row_blocks = CeilDiv(v.size[0] > v.size[1] ? v.size[0] : v.size[1], kTile);
+  return v;
+}
+
+// ---- Directions ---------------------------------------------------------------------------------------------------
+
+__host__ __device__ inline const TensorView& DirectionOf(const Job& job, int measure) {
+  return measure == 0 ? job.in.hessian.x : job.in.hessian.y;
+}
+__host__ __device__ inline const OutputView& ProductOf(const Job& job, int measure) {
+  return measure == 0 ? job.out.hessian_x : job.out.hessian_y;
+}
+// OT(a, a) counts where its points move, on both sides at once, and their products are wanted.
+__host__ __device__ inline bool HasProducts(const Job& job, int engine) {
+  return engine == 0 || (DirectionOf(job, engine - 1).data != nullptr && ProductOf(job, engine - 1).data != nullptr);
+}
+
+// A measure's steps along direction q of a member, or none.
+struct Steps {
+  DType dtype;
+  const void* data;
+  int64_t base;
+  template <typename T>
+  __device__ T At(int64_t i) const {
+    return LoadAs<T>(dtype, data, base + i);
+  }
+};
+__device__ inline Steps StepsOf(const Member& member, int measure, int64_t q) {
+  const Job& job = member.job;
+  const TensorView& view = DirectionOf(job, measure);
+  return {view.dtype, view.data,
+          ((view.shared ? 0 : member.index * job.in.hessian.count) + q) * job.size[measure] * job.dim};
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_CUH_

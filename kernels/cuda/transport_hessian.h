@@ -1,0 +1,54 @@
+// Hessian-vector products on the device: their launches, as transport_launch.h's. transport_hessian.cuh says what
+// they are, transport_hessian_slice.cu what a slice enqueues.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_H_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/transport_shape.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+// Directions that one block multiplies the plan with.
+constexpr int kSweepTogether = 4;
+
+// Working memory of a member's products, in bytes.
+int64_t ProductBytesOf(const Job& job);
+// Of a pair of sweeps of all members, launches left out; and of all that products take, at most.
+double SweepPairSeconds(const Job& job);
+double ProductSeconds(const Job& job);
+
+// ---- transport_hessian_step.cu ------------------------------------------------------------------------------------
+// States and what the answer tells; a step of every direction; how many are left, and how they ended.
+struct ProductReport {
+  int32_t running;  // Directions.
+};
+int64_t ProductStartBlocks(const Job& job);  // Of a member, as those that follow.
+int64_t ProductStepBlocks(const Job& job);
+void LaunchProductStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+void LaunchProductStep(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+// One block of a job: reports[k] for the table's job k.
+void LaunchProductReport(const LaunchTable& table, ProductReport* reports, cudaStream_t stream);
+
+// ---- transport_hessian_bend.cu: what bends the plan ------------------------------------------------------------------
+// Right-hand sides and the diagonal of S; the products, where all directions of a member are done.
+int64_t ProductSetupBlocks(const Job& job);
+int64_t ProductStoreBlocks(const Job& job);
+void LaunchProductSetup(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
+void LaunchProductStore(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
+
+// ---- transport_hessian_sweep.cu, transport_hessian_cloud.cu ---------------------------------------------------------
+// The plan times what each direction wants next, by rows or by columns: plainly, and for clouds in float32 (as
+// LaunchCloudStep; jobs of one launch have one direction each, or all more).
+int64_t SweepBlocks(const Job& job, Mode mode, int side);
+void LaunchSweep(const LaunchTable& table, int64_t blocks, Mode mode, int side, cudaStream_t stream);
+void LaunchCloudSweep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool alone, bool hopper, int side,
+                      cudaStream_t stream);
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_H_

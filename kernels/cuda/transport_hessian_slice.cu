@@ -1,0 +1,159 @@
+// What a slice enqueues for residents whose Hessian-vector products are under way: in the first their start, pairs of
+// sweeps as many as fit, and the products, which blocks store whose directions are done. Those that are done sit out
+// what is still enqueued.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <vector>
+
+#include "kernels/cuda/transport_hessian.h"
+#include "kernels/cuda/transport_launches.h"
+#include "kernels/cuda/transport_slice.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+constexpr int kLaunchesOfPair = 3;
+
+class ProductSlice : private SliceLaunches {
+ public:
+  ProductSlice(absl::Span<Resident* const> residents, LaunchContext* context) : SliceLaunches(residents, context) {}
+
+  absl::Status Run(double slice_seconds) {
+    const Set all = Select([](const TransportResident&) { return true; });
+    Start(Among(all, [](const TransportResident& r) { return r.pairs() == 0; }));
+    Pairs(all, slice_seconds);
+    ForEachMode(all, [this](const Set& set, Mode mode) {
+      const Table table = TableOf(set, [](const Job& job) { return job.count * ProductStoreBlocks(job); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStore(t, blocks, mode, stream()); });
+    });
+    Report(all);
+    return Enqueue();
+  }
+
+ private:
+  template <typename Visit>
+  void ForEachMode(const Set& among, Visit visit) {
+    for (Mode mode : {kFloat, kMixed, kDouble}) {
+      const Set set = Among(among, [mode](const TransportResident& r) { return r.Has(mode); });
+      if (!set.empty()) visit(set, mode);
+    }
+  }
+
+  void Start(const Set& set) {
+    const Table start = TableOf(set, [](const Job& job) { return job.count * ProductStartBlocks(job); });
+    Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStart(t, blocks, stream()); });
+    ForEachMode(set, [this](const Set& of_mode, Mode mode) {
+      const Table table = TableOf(of_mode, [](const Job& job) { return job.count * ProductSetupBlocks(job); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchProductSetup(t, blocks, mode, stream()); });
+    });
+  }
+
+  // One kernel's launches: for each side.
+  struct SweepTables {
+    Mode mode;
+    int planes, dim;  // Of clouds in float32, as below; `dim`: the largest.
+    bool alone, hopper;
+    Table side[2];
+  };
+  std::vector<SweepTables> SweepsOf(const Set& among) {
+    std::vector<SweepTables> tables;
+    ForEachMode(among, [&](const Set& of_mode, Mode mode) {
+      std::map<std::array<int, 3>, Set> kinds;
+      for (int k : of_mode) {
+        const Job& job = residents()[k]->job();
+        const int planes = PlanesOf(job);
+        std::array<int, 3> kind = {planes, static_cast<int>(PartsOf(planes, job.dim)), job.in.hessian.count == 1};
+        if (mode != kFloat) kind = {};
+        kinds[kind].push_back(k);
+      }
+      for (const auto& [kind, set] : kinds) {
+        SweepTables sweep{mode, kind[0], 0, kind[2] != 0, residents()[set[0]]->job().hopper, {}};
+        for (int k : set) sweep.dim = std::max(sweep.dim, residents()[k]->job().dim);
+        for (int side = 0; side < 2; ++side) {
+          sweep.side[side] =
+              TableOf(set, [mode, side](const Job& job) { return job.count * SweepBlocks(job, mode, side); });
+        }
+        tables.push_back(sweep);
+      }
+    });
+    return tables;
+  }
+
+  void Pairs(const Set& all, double slice_seconds) {
+    double seconds = kLaunchesOfPair * kLaunchSeconds;
+    for (int k : all) seconds += SweepPairSeconds(residents()[k]->job());
+    const auto fitting = static_cast<int64_t>(std::min(1e6, slice_seconds / seconds));
+    Set set = all;
+    std::vector<int64_t> left(residents().size());
+    for (int k : all) {
+      left[k] = std::min(std::max<int64_t>(1, fitting), residents()[k]->PairsAllowed());
+      residents()[k]->CountPairs(left[k]);
+    }
+    while (!set.empty()) {
+      const std::vector<SweepTables> sweeps = SweepsOf(set);
+      const Table steps = TableOf(set, [](const Job& job) { return job.count * ProductStepBlocks(job); });
+      int64_t pairs = left[set[0]];
+      for (int k : set) pairs = std::min(pairs, left[k]);
+      for (int64_t pair = 0; pair < pairs; ++pair) EnqueuePair(sweeps, steps);
+      for (int k : set) left[k] -= pairs;
+      set = Among(set, [&](const TransportResident& r) { return left[NumberOf(r)] > 0; });
+    }
+  }
+  size_t NumberOf(const TransportResident& r) const {
+    return std::find(residents().begin(), residents().end(), &r) - residents().begin();
+  }
+
+  void EnqueuePair(const std::vector<SweepTables>& sweeps, const Table& steps) {
+    for (int side = 0; side < 2; ++side) {
+      for (const SweepTables& sweep : sweeps) {
+        Later(sweep.side[side], [this, s = sweep, side](const LaunchTable& t, int64_t blocks) {
+          if (s.mode != kFloat) return LaunchSweep(t, blocks, s.mode, side, stream());
+          LaunchCloudSweep(t, blocks, s.planes, s.dim, s.alone, s.hopper, side, stream());
+        });
+      }
+    }
+    Later(steps, [this](const LaunchTable& t, int64_t blocks) { LaunchProductStep(t, blocks, stream()); });
+  }
+
+  void Report(const Set& all) {
+    void* address = nullptr;
+    auto* reports =
+        static_cast<ProductReport*>(context()->HostVisible(residents().size() * sizeof(ProductReport), &address));
+    auto* device_reports = static_cast<ProductReport*>(address);
+    const Table table = TableOf(all, [](const Job&) { return 1; });
+    Later(table, [=](const LaunchTable& t, int64_t) { LaunchProductReport(t, device_reports, stream()); });
+    for (size_t k = 0; k < residents().size(); ++k) residents()[k]->ExpectProducts(&reports[k]);
+  }
+};
+
+}  // namespace
+
+double SweepPairSeconds(const Job& job) {
+  double pairs = 0;
+  for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
+  const double groups = static_cast<double>(CeilDiv(job.in.hessian.count, kSweepTogether));
+  if (job.precision == Precision::kDouble) {
+    return job.count * (2 * pairs * groups * (3.2e-12 + 3.2e-13 * job.dim) + 2e-8) + 2e-5;
+  }
+  return job.count * (2 * pairs * groups * (4e-13 + 4e-15 * job.dim * (2 * PlanesOf(job) - 1)) + 2e-8) + 2e-5;
+}
+
+double ProductSeconds(const Job& job) {
+  const HessianInputs& in = job.in.hessian;
+  if (in.count == 0) return 0;
+  double pairs = 0;
+  for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
+  const double slow = job.precision == Precision::kDouble ? 4 : 1;
+  const double bent = job.count * in.count * pairs * slow * 6e-13 * job.dim;
+  const int terms = in.preconditioner == Preconditioner::kNeumann ? in.neumann_terms : 0;
+  return in.max_iterations * (1.0 + terms) * (SweepPairSeconds(job) + kLaunchesOfPair * kLaunchSeconds) + bent + 4e-5;
+}
+
+absl::Status LaunchProducts(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context) {
+  return ProductSlice(residents, context).Run(slice_seconds);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
