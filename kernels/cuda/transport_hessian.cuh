@@ -29,6 +29,7 @@ struct DirectionState {
   Phase phase;
   int32_t iterations, neumann_left;
   int32_t padding;
+  double largest;  // |df_i| + |dg_j|, at most; transport_hessian_halves.cu
 };
 
 // The vectors of one engine's directions: rows' have size[0] doubles, columns' size[1].
@@ -91,10 +92,28 @@ __host__ __device__ inline ProductSizes ProductSizesOf(const Job& job, int engin
   sizes.partial = 8 * count * parts;
   return sizes;
 }
+// Steps as halves, like points (transport_cloud.cuh): a scale for each direction, then those of x and those of y.
+__host__ __device__ inline bool MayHaveHalves(const Job& job) {  // Whatever the device.
+  return job.precision != Precision::kDouble && job.dim <= kDepth;
+}
+__host__ __device__ inline int64_t ScaleBytes(const Job& job) { return CeilDiv(job.in.hessian.count * 8, 256) * 256; }
+__host__ __device__ inline int64_t StepHalvesBytes(const Job& job) {
+  const int64_t count = job.in.hessian.count;
+  return MayHaveHalves(job) ? ScaleBytes(job) + count * (HalvesBytes(job, 0) + HalvesBytes(job, 1)) : 0;
+}
 __host__ __device__ inline int64_t ProductBytes(const Job& job) {
-  int64_t bytes = 0;
-  for (int e = 0; e < job.engines && job.in.hessian.count > 0; ++e) bytes += ProductSizesOf(job, e).total();
+  if (job.in.hessian.count == 0) return 0;
+  int64_t bytes = StepHalvesBytes(job);
+  for (int e = 0; e < job.engines; ++e) bytes += ProductSizesOf(job, e).total();
   return bytes;
+}
+__device__ inline double* StepScales(const Member& member) {
+  return member.At<double>(member.job.at.bytes - StepHalvesBytes(member.job));
+}
+__device__ inline char* StepHalvesOf(const Member& member, int measure, int64_t q) {
+  const Job& job = member.job;
+  const int64_t before = measure == 0 ? 0 : job.in.hessian.count * HalvesBytes(job, 0);
+  return reinterpret_cast<char*>(StepScales(member)) + ScaleBytes(job) + before + q * HalvesBytes(job, measure);
 }
 
 __device__ inline ProductVectors VectorsOf(const Member& member, int engine) {
@@ -141,6 +160,53 @@ __device__ inline Steps StepsOf(const Member& member, int measure, int64_t q) {
   const TensorView& view = DirectionOf(job, measure);
   return {view.dtype, view.data,
           ((view.shared ? 0 : member.index * job.in.hessian.count) + q) * job.size[measure] * job.dim};
+}
+
+// ---- What sums of the bent plan become ------------------------------------------------------------------------------
+
+// Row i's sum of P o D.
+__device__ inline void StoreRight(const ProductVectors& v, int side, int64_t q, int64_t i, double sum) {
+  const double right = sum - v.extra(side)[i] * v.shift(side, q)[i];
+  v.right(side, q)[i] = right;
+  if (side == 0) v.image(0, q)[i] = right * v.inverse(0)[i];
+}
+// `squares`: sum_i P_ij^2 / (r + p)_i.
+__device__ inline void StoreCondition(const Job& job, const ProductVectors& v, int64_t j, double squares) {
+  const double diagonal = v.diagonal()[j];
+  switch (job.in.hessian.preconditioner) {
+    case Preconditioner::kNone:
+      v.condition()[j] = 1;
+      return;
+    case Preconditioner::kNeumann:
+      v.condition()[j] = v.inverse(1)[j];
+      return;
+    case Preconditioner::kJacobi:
+      // A column that shares its rows with nobody has 0 there, up to rounding.
+      v.condition()[j] = diagonal > 0 ? 1 / fmax(diagonal - squares, 1e-6 * diagonal) : 0;
+      return;
+  }
+}
+// Coordinate k of row i's product: what the plan's sums leave out, in units of 2 kappa. `step`: of the row, or 0.
+__device__ inline double ProductOfRow(const Member& member, const ProductVectors& v, int engine, int side, int64_t q,
+                                      int64_t i, int k, double step) {
+  const Job& job = member.job;
+  const int own = MeasureOf(engine, side), other = MeasureOf(engine, 1 - side);
+  const double apart = member.At<double>(job.at.points64[own])[i * job.dim + k] +
+                       (member.At<double>(job.at.centre[own])[k] - member.At<double>(job.at.centre[other])[k]);
+  const double total = -v.extra(side)[i] * (v.potential(side, q)[i] + v.shift(side, q)[i]) / job.solver.epsilon;
+  const double mass = member.mass(own)[i];
+  return total * apart + (mass > 0 ? mass * member.ratio(engine, side)[i] * step : 0);
+}
+
+// Whether all directions of a member are.
+__device__ inline bool AreDone(const Member& member) {
+  for (int e = 0; e < member.job.engines; ++e) {
+    const ProductVectors v = VectorsOf(member, e);
+    for (int64_t q = 0; q < v.count; ++q) {
+      if (v.states[q].phase != Phase::kDone) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace cuda

@@ -40,11 +40,27 @@ int64_t ProductStoreBlocks(const Job& job);
 void LaunchProductSetup(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
 void LaunchProductStore(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
 
+// ---- transport_hessian_halves.cu, transport_hessian_matrix.cu: the same on Hopper's matrix units ----------------------
+// For jobs that HasMatrixKernel: their setup, after steps have been split, and their products, after potentials have
+// been bounded. Jobs of one launch have the same planes, CloudRowBytes and MatrixRanks.
+bool HasMatrixKernel(const Job& job, Mode mode);
+int MatrixRanks(const Job& job);
+int64_t StepScaleBlocks(const Job& job);
+int64_t StepSplitBlocks(const Job& job);
+int64_t PotentialBoundBlocks(const Job& job);
+int64_t MatrixSetupBlocks(const Job& job);
+int64_t MatrixStoreBlocks(const Job& job);
+void LaunchStepScale(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+void LaunchStepSplit(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+void LaunchPotentialBound(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+void LaunchMatrixSetup(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream);
+void LaunchMatrixStore(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream);
+
 // ---- transport_hessian_sweep.cu, transport_hessian_cloud.cu ---------------------------------------------------------
 // The plan times what each direction wants next, by rows or by columns: plainly, and for clouds in float32 (as
-// LaunchCloudStep; jobs of one launch have one direction each, or all more).
+// LaunchCloudStep). Jobs of one launch have one direction each (`alone`), or all more.
 int64_t SweepBlocks(const Job& job, Mode mode, int side);
-void LaunchSweep(const LaunchTable& table, int64_t blocks, Mode mode, int side, cudaStream_t stream);
+void LaunchSweep(const LaunchTable& table, int64_t blocks, Mode mode, bool alone, int side, cudaStream_t stream);
 void LaunchCloudSweep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool alone, bool hopper, int side,
                       cudaStream_t stream);
 

@@ -146,19 +146,6 @@ __device__ double SumOfRow(double sum) {  // Over the 16 threads of a row.
   return sum;
 }
 
-__device__ double Condition(const Job& job, double diagonal, double inverse, double squares) {
-  switch (job.in.hessian.preconditioner) {
-    case Preconditioner::kNone:
-      return 1;
-    case Preconditioner::kNeumann:
-      return inverse;
-    case Preconditioner::kJacobi:
-      break;
-  }
-  // A column that shares its rows with nobody has 0 there, up to rounding.
-  return diagonal > 0 ? 1 / fmax(diagonal - squares, 1e-6 * diagonal) : 0;
-}
-
 __host__ __device__ int64_t SetupBlocks(const Job& job) {
   int64_t blocks = 0;
   for (int e = 0; e < job.engines; ++e) {
@@ -220,10 +207,8 @@ __global__ void __launch_bounds__(kThreads) SetupKernel(LaunchTable table) {
     const double sum = SumOfRow(sums[r]), square = SumOfRow(squares[r]);
     const int i = row0 + 4 * c.row_lane + r;
     if (c.col_lane != 0 || i >= c.rows) continue;
-    const double right = sum - v.extra(side)[i] * v.shift(side, q)[i];
-    v.right(side, q)[i] = right;
-    if (side == 0) v.image(0, q)[i] = right * v.inverse(0)[i];
-    if (squared) v.condition()[i] = Condition(job, v.diagonal()[i], v.inverse(1)[i], square);
+    StoreRight(v, side, q, i, sum);
+    if (squared) StoreCondition(job, v, i, square);
   }
 }
 
@@ -258,16 +243,6 @@ __device__ void AddTile(const TileContext& c, const T (&entries)[4][4], T weight
   }
 }
 
-__device__ bool AreDone(const Member& member) {
-  for (int e = 0; e < member.job.engines; ++e) {
-    const ProductVectors v = VectorsOf(member, e);
-    for (int64_t q = 0; q < v.count; ++q) {
-      if (v.states[q].phase != Phase::kDone) return false;
-    }
-  }
-  return true;
-}
-
 __host__ __device__ int64_t StoreBlocksOf(const Job& job, int side) {
   if (ProductOf(job, side).data == nullptr) return 0;
   return RowBlocks(job, 0, side) * job.in.hessian.count * CeilDiv(job.dim, kTile);
@@ -297,22 +272,15 @@ __device__ void AddEngine(const Member& member, int engine, int side, int64_t q,
     AddTile(
         c, p, T(-1), [&](int j, int k) { return there(j, k) ? plan.Step(col0 + j, first + k) : T(0); }, tiles, sums);
   }
-  const int own = MeasureOf(engine, side);
-  const double* points = member.At<double>(job.at.points64[own]);
-  const double* centre = member.At<double>(job.at.centre[own]);
-  const double* theirs = member.At<double>(job.at.centre[MeasureOf(engine, 1 - side)]);
   for (int r = 0; r < 4; ++r) {
     const int64_t i = row0 + 4 * c.row_lane + r;
     if (i >= c.rows) continue;
-    const double mass = member.mass(own)[i];
-    const double marginal = mass > 0 ? mass * member.ratio(engine, side)[i] : 0;
-    const double total = -v.extra(side)[i] * (v.potential(side, q)[i] + v.shift(side, q)[i]) / epsilon;
     for (int s = 0; s < 4; ++s) {
       const int k = first + 4 * c.col_lane + s;
       if (k >= c.dim) continue;
       const double step = plan.own().data != nullptr ? plan.own().template At<double>(i * c.dim + k) : 0;
-      const double apart = points[i * c.dim + k] + (centre[k] - theirs[k]);
-      product[r][s] += sign * 2 * job.in.kappa * (total * apart + sums[r][s] + marginal * step);
+      const double rest = ProductOfRow(member, v, engine, side, q, i, k, step);
+      product[r][s] += sign * 2 * job.in.kappa * (sums[r][s] + rest);
     }
   }
 }

@@ -24,10 +24,7 @@ class ProductSlice : private SliceLaunches {
     const Set all = Select([](const TransportResident&) { return true; });
     Start(Among(all, [](const TransportResident& r) { return r.pairs() == 0; }));
     Pairs(all, slice_seconds);
-    ForEachMode(all, [this](const Set& set, Mode mode) {
-      const Table table = TableOf(set, [](const Job& job) { return job.count * ProductStoreBlocks(job); });
-      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStore(t, blocks, mode, stream()); });
-    });
+    Store(all);
     Report(all);
     return Enqueue();
   }
@@ -45,9 +42,45 @@ class ProductSlice : private SliceLaunches {
     const Table start = TableOf(set, [](const Job& job) { return job.count * ProductStartBlocks(job); });
     Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStart(t, blocks, stream()); });
     ForEachMode(set, [this](const Set& of_mode, Mode mode) {
-      const Table table = TableOf(of_mode, [](const Job& job) { return job.count * ProductSetupBlocks(job); });
+      const Set plain = Among(of_mode, [mode](const TransportResident& r) { return !HasMatrixKernel(r.job(), mode); });
+      const Table table = TableOf(plain, [](const Job& job) { return job.count * ProductSetupBlocks(job); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchProductSetup(t, blocks, mode, stream()); });
     });
+    const Set matrix = WithMatrices(set);
+    const Table scales = TableOf(matrix, [](const Job& job) { return job.count * StepScaleBlocks(job); });
+    Later(scales, [=](const LaunchTable& t, int64_t blocks) { LaunchStepScale(t, blocks, stream()); });
+    const Table splits = TableOf(matrix, [](const Job& job) { return job.count * StepSplitBlocks(job); });
+    Later(splits, [=](const LaunchTable& t, int64_t blocks) { LaunchStepSplit(t, blocks, stream()); });
+    ForEachMatrixKind(matrix, MatrixSetupBlocks, LaunchMatrixSetup);
+  }
+
+  void Store(const Set& set) {
+    ForEachMode(set, [this](const Set& of_mode, Mode mode) {
+      const Set plain = Among(of_mode, [mode](const TransportResident& r) { return !HasMatrixKernel(r.job(), mode); });
+      const Table table = TableOf(plain, [](const Job& job) { return job.count * ProductStoreBlocks(job); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStore(t, blocks, mode, stream()); });
+    });
+    const Set matrix = WithMatrices(set);
+    const Table bounds = TableOf(matrix, [](const Job& job) { return job.count * PotentialBoundBlocks(job); });
+    Later(bounds, [=](const LaunchTable& t, int64_t blocks) { LaunchPotentialBound(t, blocks, stream()); });
+    ForEachMatrixKind(matrix, MatrixStoreBlocks, LaunchMatrixStore);
+  }
+
+  Set WithMatrices(const Set& among) const {
+    return Among(among, [](const TransportResident& r) { return r.Has(kFloat) && HasMatrixKernel(r.job(), kFloat); });
+  }
+  template <typename BlocksOf, typename Launch>
+  void ForEachMatrixKind(const Set& among, BlocksOf blocks_of, Launch launch) {
+    std::map<std::array<int, 3>, Set> kinds;
+    for (int k : among) {
+      const Job& job = residents()[k]->job();
+      kinds[{PlanesOf(job), CloudRowBytes(job.dim), MatrixRanks(job)}].push_back(k);
+    }
+    for (const auto& [kind, set] : kinds) {
+      const int planes = kind[0], ranks = kind[2], dim = residents()[set[0]]->job().dim;
+      const Table table = TableOf(set, [=](const Job& job) { return job.count * blocks_of(job); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { launch(t, blocks, planes, dim, ranks, stream()); });
+    }
   }
 
   // One kernel's launches: for each side.
@@ -65,7 +98,7 @@ class ProductSlice : private SliceLaunches {
         const Job& job = residents()[k]->job();
         const int planes = PlanesOf(job);
         std::array<int, 3> kind = {planes, static_cast<int>(PartsOf(planes, job.dim)), job.in.hessian.count == 1};
-        if (mode != kFloat) kind = {};
+        if (mode != kFloat) kind[0] = kind[1] = 0;
         kinds[kind].push_back(k);
       }
       for (const auto& [kind, set] : kinds) {
@@ -109,7 +142,7 @@ class ProductSlice : private SliceLaunches {
     for (int side = 0; side < 2; ++side) {
       for (const SweepTables& sweep : sweeps) {
         Later(sweep.side[side], [this, s = sweep, side](const LaunchTable& t, int64_t blocks) {
-          if (s.mode != kFloat) return LaunchSweep(t, blocks, s.mode, side, stream());
+          if (s.mode != kFloat) return LaunchSweep(t, blocks, s.mode, s.alone, side, stream());
           LaunchCloudSweep(t, blocks, s.planes, s.dim, s.alone, s.hopper, side, stream());
         });
       }

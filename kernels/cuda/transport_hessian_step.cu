@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) StartKernel(LaunchTable table) {
   const ProductVectors v = VectorsOf(member, engine);
   if (block == 0 && side == 0) {
     for (int64_t q = threadIdx.x; q < v.count; q += kThreads) {
-      v.states[q] = {0, 0, INFINITY, 0, HasProducts(job, engine) ? Phase::kReduce : Phase::kDone, 0, 0, 0};
+      v.states[q] = {0, 0, INFINITY, 0, HasProducts(job, engine) ? Phase::kReduce : Phase::kDone, 0, 0, 0, 0};
     }
     for (int64_t k = threadIdx.x; k < SweepGroups(job) * v.row_blocks; k += kThreads) v.arrivals[k] = 0;
   }

@@ -17,6 +17,7 @@ HOT = {
     "normalization_plain_forward_short.cu": ("PlainKernel", 12),
     "normalization_tiles.cu": ("TilesKernel", 8),
     "transport_cloud.cu": ("CloudStepKernel", 6),
+    "transport_hessian_cloud.cu": ("CloudSweepKernel", 12),
 }
 
 
