@@ -72,19 +72,23 @@ __device__ void MultiplyTiles(const CloudContext& c, const double* const (&sourc
                               ColumnNumbers<kTogether>& numbers, Columns* stream, float (&sum)[kTogether][2]) {
   const int group = threadIdx.x / 128, column = threadIdx.x % 128;
   const int depths = kParts == Parts::kOne ? 1 : c.depths;
+  const auto load = [&](int tile) { return LoadColumn(c, sources, tile * kCloudTile + column); };
   const auto store = [&](int parity, const Column<kTogether>& of) {
     numbers[group][parity][0][column] = c.TermOf(of.term);
 #pragma unroll
     for (int q = 0; q < kTogether; ++q) numbers[group][parity][1 + q][column] = of.source[q];
   };
-  store(0, LoadColumn(c, sources, c.first_tile * kCloudTile + column));
+  // The next tile's are loaded now and used when it has come, where registers allow.
+  constexpr bool kAhead = kTogether == 1 || kParts == Parts::kOne;
+  store(0, load(c.first_tile));
   for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
-    // Of the next tile: loaded now, used when it has come.
-    const Column<kTogether> next = LoadColumn(c, sources, (tile + 1) * kCloudTile + column);
+    Column<kTogether> next;
+    if (kAhead) next = load(tile + 1);
     float acc[16][4];
     for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
     WaitForTerms();
     AddTile<kTogether>(acc, c.factor, numbers[group][parity], level, sum);
+    if (!kAhead) next = load(tile + 1);
     store(parity ^ 1, next);
   }
 }
