@@ -5,7 +5,8 @@
 // every pair of sweeps, P s by rows and P^T w by columns (transport_hessian_sweep.cu), takes each a step further. The
 // entries of P are made anew in every sweep; vectors and scalars are doubles.
 //
-// All of it is the last part of a member's workspace: for each engine the states, arrivals, vectors, and sums of sweeps.
+// All of it is the last part of a member's workspace: for each engine its states, arrivals, vectors and sums of sweeps;
+// then steps as halves.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_CUH_
 
@@ -162,7 +163,7 @@ __device__ inline Steps StepsOf(const Member& member, int measure, int64_t q) {
           ((view.shared ? 0 : member.index * job.in.hessian.count) + q) * job.size[measure] * job.dim};
 }
 
-// ---- What sums of the bent plan become ------------------------------------------------------------------------------
+// ---- What sums of the bent plan become ----------------------------------------------------------------------------
 
 // Row i's sum of P o D.
 __device__ inline void StoreRight(const ProductVectors& v, int side, int64_t q, int64_t i, double sum) {

@@ -33,14 +33,14 @@ void LaunchProductStep(const LaunchTable& table, int64_t blocks, cudaStream_t st
 // One block of a job: reports[k] for the table's job k.
 void LaunchProductReport(const LaunchTable& table, ProductReport* reports, cudaStream_t stream);
 
-// ---- transport_hessian_bend.cu: what bends the plan ------------------------------------------------------------------
+// ---- transport_hessian_bend.cu: what bends the plan ---------------------------------------------------------------
 // Right-hand sides and the diagonal of S; the products, where all directions of a member are done.
 int64_t ProductSetupBlocks(const Job& job);
 int64_t ProductStoreBlocks(const Job& job);
 void LaunchProductSetup(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
 void LaunchProductStore(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
 
-// ---- transport_hessian_halves.cu, transport_hessian_matrix.cu: the same on Hopper's matrix units ----------------------
+// ---- transport_hessian_halves.cu, transport_hessian_matrix.cu: the same on Hopper's matrix units ------------------
 // For jobs that HasMatrixKernel: their setup, after steps have been split, and their products, after potentials have
 // been bounded. Jobs of one launch have the same planes, CloudRowBytes and MatrixRanks.
 bool HasMatrixKernel(const Job& job, Mode mode);
@@ -56,7 +56,7 @@ void LaunchPotentialBound(const LaunchTable& table, int64_t blocks, cudaStream_t
 void LaunchMatrixSetup(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream);
 void LaunchMatrixStore(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream);
 
-// ---- transport_hessian_sweep.cu, transport_hessian_cloud.cu ---------------------------------------------------------
+// ---- transport_hessian_sweep.cu, transport_hessian_cloud.cu -------------------------------------------------------
 // The plan times what each direction wants next, by rows or by columns: plainly, and for clouds in float32 (as
 // LaunchCloudStep). Jobs of one launch have one direction each (`alone`), or all more.
 int64_t SweepBlocks(const Job& job, Mode mode, int side);

@@ -139,7 +139,7 @@ class BentPlan {
   bool bent_ = false;
 };
 
-// ---- Setup: P o D's sums, and the diagonal of S -----------------------------------------------------------------------
+// ---- Setup: P o D's sums, and the diagonal of S -------------------------------------------------------------------
 
 __device__ double SumOfRow(double sum) {  // Over the 16 threads of a row.
   for (int lane = 8; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) SetupKernel(LaunchTable table) {
   }
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products -----------------------------------------------------------------------------------------------------
 
 template <typename T>
 struct StoreMemory {

@@ -96,7 +96,7 @@ __device__ inline double BentScale(const Member& member, const ProductVectors& v
 
 #endif
 
-// ---- Setup ----------------------------------------------------------------------------------------------------------
+// ---- Setup --------------------------------------------------------------------------------------------------------
 
 template <int kPlanes, int kColumns>
 __global__ void __launch_bounds__(kThreads, 1) MatrixSetupKernel(LaunchTable table, int ranks) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixSetupKernel(LaunchTable tab
 #endif
 }
 
-// ---- Products -------------------------------------------------------------------------------------------------------
+// ---- Products -----------------------------------------------------------------------------------------------------
 
 template <int kPlanes, int kColumns>
 __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable table, int ranks) {

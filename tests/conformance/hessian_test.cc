@@ -208,8 +208,8 @@ TEST_P(HessianTest, SameBitsOnAnyNumberOfThreads) {
   EXPECT_EQ(DifferenceInBits(SolveAlone(one.get(), c), SolveAlone(three.get(), c)), "");
 }
 
-// Sizes of every way that a GPU solves clouds, one direction or more than a block takes: other precisions against DOUBLE,
-// which the tests above hold to the oracle.
+// Sizes of every way that a GPU solves clouds, one direction or more than a block takes: other precisions against
+// DOUBLE, which the tests above hold to the oracle.
 TEST_P(HessianTest, PrecisionsAgreeAtAllSizes) {
   const bool whole = GetParam() == "cuda";  // Of CPUs large sizes tell no more.
   const int64_t shapes[][4] = {{60, 50, 1, 5},    {70, 130, 3, 1},    {250, 200, 64, 3},   {300, 700, 100, 2},
