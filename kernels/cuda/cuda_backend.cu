@@ -78,9 +78,10 @@ class CudaBackend final : public Backend {
 
   bool can_finish_soon() const override { return true; }
   const char* Unsupported(const Problem& problem) const override {
-    if (problem.outputs.sparse_plan.max_entries > 0) return "sparse_plan";
-    if (problem.kind != ProblemKind::kPointCloud) return nullptr;
-    return problem.transport.point_cost == PointCost::kSquaredEuclidean ? nullptr : "point_cloud.cost";
+    // Products with the Hessian are of squared distances.
+    const bool others = problem.transport.point_cost != PointCost::kSquaredEuclidean;
+    return problem.kind == ProblemKind::kPointCloud && problem.transport.hessian.count > 0 && others ? "hessian"
+                                                                                                     : nullptr;
   }
 
   absl::StatusOr<std::unique_ptr<Solve>> Admit(const Problem& problem) override {

@@ -231,6 +231,10 @@ void Lane::MakeResident(CudaSolve* solve) {
     rename(at);
     at += AlignUp(bytes);
   });
+  ForEachEntryList(on_device, [&](void*, size_t entry_bytes, const auto& rename) {
+    rename(at);
+    at += AlignUp(EntryListBytes(on_device, entry_bytes));
+  });
   solve->resident_ = solve->family_->Make(on_device, solve->workspace_);
   if (solve->finish_soon_) solve->resident_->FinishSoon();
 }
@@ -317,23 +321,56 @@ absl::Status Lane::CopyOut(const Solves& finished) {
   if (finished.empty()) return absl::OkStatus();
   const auto begin = std::chrono::steady_clock::now();
   transfers_.clear();
+  bool lists = false;
   for (CudaSolve* solve : finished) {
     if (!solve->resident_->status().ok()) continue;
     char* at = solve->outputs_;
     Problem problem = solve->problem;
     ForEachOutput(problem, [&](void* host, size_t bytes, const auto&) {
-      if (solve->mapped_) {
-        std::memcpy(host, at, bytes);
-      } else {
-        transfers_.push_back({at, static_cast<char*>(host), bytes});
-      }
+      FetchOutput(*solve, at, static_cast<char*>(host), bytes);
       at += AlignUp(bytes);
     });
+    lists = lists || problem.outputs.sparse_plan.max_entries > 0;
   }
   if (absl::Status status = staging_.Out(transfers_); !status.ok()) return status;
+  if (lists) {
+    if (absl::Status status = CopyEntryLists(finished); !status.ok()) return status;
+  }
   const double seconds = SecondsSince(begin);
   for (CudaSolve* solve : finished) solve->d2h_seconds_ = seconds;
   return absl::OkStatus();
+}
+
+// From pinned memory at once; what lies on the device becomes one of transfers_.
+void Lane::FetchOutput(const CudaSolve& solve, char* at, char* host, size_t bytes) {
+  if (bytes == 0) return;
+  if (solve.mapped_) {
+    std::memcpy(host, at, bytes);
+  } else {
+    transfers_.push_back({at, host, bytes});
+  }
+}
+
+// Each member's entries, as many as the row offsets say, which have come.
+absl::Status Lane::CopyEntryLists(const Solves& finished) {
+  transfers_.clear();
+  for (CudaSolve* solve : finished) {
+    if (!solve->resident_->status().ok()) continue;
+    Problem problem = solve->problem;
+    const SparseOutput& sparse = problem.outputs.sparse_plan;
+    char* at = solve->outputs_;
+    ForEachOutput(problem, [&](void*, size_t bytes, const auto&) { at += AlignUp(bytes); });
+    ForEachEntryList(problem, [&](void* host, size_t entry_bytes, const auto&) {
+      for (int64_t member = 0; member < problem.count; ++member) {
+        const int64_t entries = sparse.row_offsets[member * (problem.n + 1) + problem.n];
+        if (entries > sparse.max_entries) continue;
+        const size_t offset = static_cast<size_t>(member * sparse.max_entries) * entry_bytes;
+        FetchOutput(*solve, at + offset, static_cast<char*>(host) + offset, static_cast<size_t>(entries) * entry_bytes);
+      }
+      at += AlignUp(EntryListBytes(problem, entry_bytes));
+    });
+  }
+  return staging_.Out(transfers_);
 }
 
 }  // namespace cuda

@@ -89,6 +89,8 @@ class Lane final : public LaunchContext {
   absl::Status Await();
   absl::Status Collect();
   absl::Status CopyOut(const Solves& finished);
+  void FetchOutput(const CudaSolve& solve, char* at, char* host, size_t bytes);
+  absl::Status CopyEntryLists(const Solves& finished);
 
   Context* const context_;
   cudaStream_t stream_ = nullptr;

@@ -91,6 +91,26 @@ void ForEachOutput(AProblem& problem, const Visit& visit) {
   tensor(out.hessian_x, directions * n * dim);
   tensor(out.hessian_y, directions * m * dim);
   scalars(out.hessian_convergence);
+  if (out.sparse_plan.max_entries == 0) return;
+  const auto vector = [&](auto*& data, int64_t elements) {
+    using T = std::remove_reference_t<decltype(*data)>;
+    visit(data, count * elements * sizeof(T), [&](void* to) { data = static_cast<T*>(to); });
+  };
+  vector(out.sparse_plan.row_offsets, n + 1);
+  vector(out.sparse_plan.mass, 1);
+}
+
+// The same for the outputs that are written in part: visit(void* data, size_t entry_bytes, set), of each member
+// sparse_plan.max_entries entries, of which row_offsets tell how many there are.
+template <class AProblem, class Visit>
+void ForEachEntryList(AProblem& problem, const Visit& visit) {
+  SparseOutput& out = problem.outputs.sparse_plan;
+  if (problem.kind == ProblemKind::kNormalization || out.max_entries == 0) return;
+  visit(out.columns, sizeof(int32_t), [&](void* to) { out.columns = static_cast<int32_t*>(to); });
+  visit(out.values.data, SizeOf(out.values.dtype), [&](void* to) { out.values.data = to; });
+}
+inline size_t EntryListBytes(const Problem& problem, size_t entry_bytes) {
+  return static_cast<size_t>(problem.count * problem.outputs.sparse_plan.max_entries) * entry_bytes;
 }
 
 // Bytes of all inputs and of all outputs, each tensor at a multiple of 256.
@@ -102,6 +122,8 @@ inline size_t InputBytes(const Problem& problem) {
 inline size_t OutputBytes(Problem problem) {  // By value: the visitor's setter needs one that can be written.
   size_t total = 0;
   ForEachOutput(problem, [&](void*, size_t bytes, const auto&) { total += AlignUp(bytes); });
+  ForEachEntryList(
+      problem, [&](void*, size_t entry_bytes, const auto&) { total += AlignUp(EntryListBytes(problem, entry_bytes)); });
   return total;
 }
 

@@ -32,12 +32,17 @@ struct Member {
   __device__ double* ratio(int engine, int side) const { return At<double>(job.at.ratio[engine][side]); }
   __device__ BlockStats* stats(int engine, int side) const { return At<BlockStats>(job.at.stats[engine][side]); }
 
+  // The part of shifts that whole distances lack too; null: none.
+  __device__ const double* Linear(int engine, int side) const {
+    if (engine == 0) return At<double>(job.at.linear[side]);
+    return IsNegativeDot(job) ? At<double>(job.at.self_linear[MeasureOf(engine, side)]) : nullptr;
+  }
   // What is added to phi to get the potential: `distance` says whether z holds whole distances or products.
   __device__ double Shift(int engine, int side, int i, bool distance) const {
     if (job.dense) return 0;
-    const int measure = MeasureOf(engine, side);
-    const double linear = engine == 0 ? At<double>(job.at.linear[side])[i] : 0;
-    return distance ? linear : linear + At<double>(job.at.norm2[measure])[i];
+    const double* all = Linear(engine, side);
+    const double linear = all != nullptr ? all[i] : 0;
+    return distance ? linear : linear + At<double>(job.at.norm2[MeasureOf(engine, side)])[i];
   }
   __device__ double Shift(int engine, int side, int i) const {
     return Shift(engine, side, i, job.precision == Precision::kDouble);
@@ -94,6 +99,17 @@ __device__ inline void StoreOutput(const OutputView& view, int64_t i, double val
       static_cast<__nv_bfloat16*>(view.data)[i] = __double2bfloat16(value);
       return;
   }
+}
+
+// Coordinate k of the gradient to point i: to the output; of cosines, where transport_directions.cu finds it.
+__device__ inline void StoreGradient(const Member& member, int side, int64_t i, int64_t k, double value) {
+  const Job& job = member.job;
+  if (IsCosine(job)) {
+    member.At<double>(job.at.gradient[side])[i * job.dim + k] = value;
+    return;
+  }
+  const int64_t at = (member.index * job.size[side] + i) * job.dim + k;
+  StoreOutput(GradientOf(job, side), at, value);
 }
 
 // ---- Blocks and their work ----------------------------------------------------------------------------------------

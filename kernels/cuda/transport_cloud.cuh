@@ -41,7 +41,7 @@ struct CloudContext {
   const double* own_phi;  // Of the rows; their shift is the sum of two, either of which may be null.
   const double* shifts[2];
   double damping;
-  int rows, first_row;
+  int rows, first_row, own_side;
   int depths, last_steps;  // Parts of kDepth coordinates; matrix products that the last takes.
   int row_bytes, plane_bytes;
 
@@ -86,9 +86,10 @@ __device__ inline void FillShape(const Member& member, const RowBlock& b, int si
   c->x = member.At<char>(job.at.halves[MeasureOf(b.engine, side)]);
   c->y = member.At<char>(job.at.halves[other]);
   c->columns = job.size[other];
-  c->shifts[0] = b.engine == 0 ? member.At<double>(job.at.linear[side]) : nullptr;
+  c->shifts[0] = member.Linear(b.engine, side);
   c->shifts[1] = member.At<double>(job.at.norm2[MeasureOf(b.engine, side)]);
   c->rows = EngineSize(job, b.engine, side);
+  c->own_side = side;
   c->first_row = b.block * kCloudRows;
   const int64_t tiles = CeilDiv(c->columns, kCloudTile);
   c->first_tile = static_cast<int>(tiles * b.split / b.splits);

@@ -43,14 +43,15 @@ struct BoundTerm {
   double size;      // Of what is added up: each addition, here and in the marginals, is wrong by 1 of it at most.
   double exponent;  // Q's own: its exponents are sums of three numbers, made for its marginals and here once more.
 };
-__device__ BoundTerm TermOfBound(double product, double density, double added, double cost, double exponents,
-                                 double epsilon) {
+// `cost_terms`: of what the cost is added up.
+__device__ BoundTerm TermOfBound(double product, double density, double added, double cost, double cost_terms,
+                                 double exponents, double epsilon) {
   const double q = density + added;
   BoundTerm term = {epsilon * (product - q), epsilon * (product + q), 0};
   if (!(q > 0)) return term;
   const double entropy = epsilon * log(q / product);
   term.value += q * (cost + entropy);
-  term.size += q * (fabs(cost) + fabs(entropy));
+  term.size += q * (cost_terms + fabs(entropy));
   constexpr double kRoundings = 8;  // Of the three numbers, both times.
   term.exponent =
       kRoundings / kLog2E * exponents * density * fabs(cost + entropy);  // Of d value / d q = cost + entropy.
@@ -58,9 +59,9 @@ __device__ BoundTerm TermOfBound(double product, double density, double added, d
 }
 
 // sum of eps (a b - Q) + Q (C + eps log(Q / (a b))) over a row block, rounded up.
-template <bool kDense>
+template <Source kSource>
 __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) {
-  __shared__ TileMemory<kDense, kDouble> memory;
+  __shared__ TileMemory<kSource == Source::kCosts, kDouble> memory;
   __shared__ double scratch[kMostWarps];
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) 
   const double* lack[2] = {member.At<double>(job.at.bound_lack[0]), member.At<double>(job.at.bound_lack[1])};
   for (int col0 = 0; col0 < c.columns; col0 += kTile) {
     double z[4][4];
-    MakeTile<kDense, kDouble>(c, row0, col0, &memory, z);
+    MakeTileOf<kSource, kDouble>(c, row0, col0, &memory, z);
     for (int r = 0; r < 4; ++r) {
       const int i = row0 + 4 * c.row_lane + r;
       if (i >= c.rows) continue;
@@ -89,10 +90,12 @@ __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) 
         if (j >= c.columns) continue;
         const double product = member.mass(0)[i] * member.mass(1)[j];
         const double row = Term(psi[0], weight[0], 0, c.scale, i), column = Term(psi[1], weight[1], 0, c.scale, j);
-        const double cost =
-            member.Shift(0, 0, i, /*distance=*/true) + member.Shift(0, 1, j, /*distance=*/true) - z[r][k] / c.scale;
+        const double shift = member.Shift(0, 0, i, /*distance=*/true), whole = z[r][k] / c.scale;
+        const double column_shift = member.Shift(0, 1, j, /*distance=*/true), cost = shift + column_shift - whole;
+        // Parts of negative dots cancel.
+        const double cost_terms = IsNegativeDot(job) ? fabs(shift) + fabs(column_shift) + fabs(whole) : fabs(cost);
         const BoundTerm term = TermOfBound(product, exp2(z[r][k] + (row + column)), share * lack[1][j], cost,
-                                           fabs(z[r][k]) + fabs(row) + fabs(column), epsilon);
+                                           cost_terms, fabs(z[r][k]) + fabs(row) + fabs(column), epsilon);
         value += term.value;
         size += term.size;
         exponent += term.exponent;
@@ -178,14 +181,17 @@ __device__ DualValue DualOf(const Member& member, int engine) {
   dual = BlockSum(dual, scratch);
   plan_mass = BlockSum(plan_mass, scratch);
   terms = BlockSum(terms, scratch);
-  const double both = BlockMax(largest[0], scratch) + BlockMax(largest[1], scratch);
-  const double epsilon = job.solver.epsilon, masses = state.total_mass[0] * state.total_mass[1];
+  const double epsilon = job.solver.epsilon;
+  double both = BlockMax(largest[0], scratch) + BlockMax(largest[1], scratch);
+  // Distances are as wrong as the coordinates that they are made of.
+  if (SourceOf(job) == Source::kDistances) both += state.cost_max * kLog2E / epsilon;
+  const double masses = state.total_mass[0] * state.total_mass[1];
   const double exponent = state.mode == kFloat ? 0x1p-21 : 0x1p-49, density = state.mode == kDouble ? 1e-13 : 2e-6;
   return {epsilon * masses + dual - epsilon * plan_mass,
           epsilon * plan_mass * (exponent * both + density) + 1e-13 * (epsilon * masses + terms)};
 }
 
-// <C, P>: what the passes added up, and the shifts' part.
+// <C, P>: what the passes added up, and, where that was exponents, the shifts' part.
 __device__ double LinearValue(const Member& member) {
   __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
@@ -193,7 +199,7 @@ __device__ double LinearValue(const Member& member) {
   for (int k = threadIdx.x; k < RowBlocks(job, 0, 0); k += kThreads) {
     products += member.At<double>(job.at.linear_value)[k];
   }
-  for (int side = 0; side < 2 && !job.dense; ++side) {
+  for (int side = 0; side < 2 && SourceOf(job) == Source::kProducts && !HasWholeCosts(job); ++side) {
     for (int i = threadIdx.x; i < job.size[side]; i += kThreads) {
       const double mass = member.mass(side)[i];
       if (mass > 0) shifts += mass * member.ratio(0, side)[i] * member.Shift(0, side, i);
@@ -201,6 +207,7 @@ __device__ double LinearValue(const Member& member) {
   }
   products = BlockSum(products, scratch);
   shifts = BlockSum(shifts, scratch);
+  if (HasWholeCosts(job)) return products;
   return shifts - products * job.solver.epsilon / kLog2E;
 }
 
@@ -308,8 +315,11 @@ int64_t BoundBlocks(const Job& job) { return RowBlocks(job, 0, 0); }
 void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
   LaunchKernel(BoundStartKernel, blocks, kThreads, 0, stream, table);
 }
-void LaunchBoundValue(const LaunchTable& table, int64_t blocks, bool dense, cudaStream_t stream) {
-  LaunchKernel(dense ? BoundValueKernel<true> : BoundValueKernel<false>, blocks, kThreads, 0, stream, table);
+void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream) {
+  const auto kernel = source == Source::kProducts    ? BoundValueKernel<Source::kProducts>
+                      : source == Source::kDistances ? BoundValueKernel<Source::kDistances>
+                                                     : BoundValueKernel<Source::kCosts>;
+  LaunchKernel(kernel, blocks, kThreads, 0, stream, table);
 }
 
 int64_t StoreBlocks(const Job& job) { return CeilDiv(job.size[0], kThreads) + CeilDiv(job.size[1], kThreads); }

@@ -6,6 +6,7 @@
 // Products of a tile are added up in the matrix units, those of all tiles in float32, in the end those of the cluster.
 //
 //   mean_i = sum_j P_ij y_j / sum_j P_ij;  d value / d x_i = 2 kappa sum_j P_ij (x_i - mean_i)
+// Of negative dots x_i is no part of it. Projections of cosines are of other points: transport_apply.cu.
 #include <algorithm>
 
 #include "kernels/cuda/launch.cuh"
@@ -158,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
   const int first_part = static_cast<int>(index % blocks % groups) * kAgain;
   const int block = static_cast<int>(index % blocks / groups);
   if (member.state(0)->mode != kFloat || !IsSolved(member)) return;
-  const OutputView& gradient_out = side == 0 ? job.out.gradient_x : job.out.gradient_y;
-  const OutputView& projection_out = side == 0 ? job.out.projection_x : job.out.projection_y;
+  const bool projects = ProjectionOf(job, side).data != nullptr && !IsCosine(job);
+  const bool wants_gradient = GradientOf(job, side).data != nullptr;
   const int row0 = block * kRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   const double* points = member.At<double>(job.at.points64[side]);
   const double* centre = member.At<double>(job.at.centre[side]);
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
   Rows rows = {};
 
   // 2. Gradients of debiased problems have a second term.
-  const int terms_of = job.engines > 1 && gradient_out.data != nullptr ? 2 : 1;
+  const int terms_of = job.engines > 1 && wants_gradient ? 2 : 1;
 #pragma unroll 1
   for (int t = 0; t < terms_of; ++t) {
     const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
     rows.Add(c, level, weight, first_part, terms, &stream);
 
     // 3. Store.
-    if (t + 1 < terms_of && projection_out.data == nullptr) continue;
+    if (t + 1 < terms_of && !projects) continue;
     rows.Combine(rank, ranks, [&](int e, float sum) {
       const int row = e % 4 / 2, q = e % (kColumns / 2);
       const int k = (first_part + e / (kColumns / 2)) * kDepth + q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2;
@@ -205,14 +206,15 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
       if (i >= c.rows || k >= job.dim) return;
       const int64_t at = (member.index * c.rows + i) * job.dim + k;
       const double first = row == 0 ? mass[0][0] : mass[0][1], second = row == 0 ? mass[1][0] : mass[1][1];
-      if (t == 0 && projection_out.data != nullptr) {
-        StoreOutput(projection_out, at, first > 0 ? sum * unscale + theirs[k] : 0);
-      }
-      if (gradient_out.data == nullptr || t + 1 < terms_of) return;
-      const double x = points[i * job.dim + k], apart = centre[k] - theirs[k];
+      if (t == 0 && projects) StoreOutput(ProjectionOf(job, side), at, first > 0 ? sum * unscale + theirs[k] : 0);
+      if (!wants_gradient || t + 1 < terms_of) return;
+      // Seen from their centre and from its own.
+      const bool dot = IsNegativeDot(job);
+      const double x = points[i * job.dim + k], own = dot ? -centre[k] : x;
+      const double apart = dot ? -theirs[k] : x + (centre[k] - theirs[k]);
       const double moved =
-          terms_of == 1 ? first * (x + apart - sum * unscale) : first * (x + apart) - second * x - sum * unscale;
-      StoreOutput(gradient_out, at, 2 * job.in.kappa * moved);
+          terms_of == 1 ? first * (apart - sum * unscale) : first * apart - second * own - sum * unscale;
+      StoreGradient(member, side, i, k, 2 * job.in.kappa * moved);
     });
   }
 #endif
@@ -238,8 +240,8 @@ int GradientRanks(const Job& job, int side) {
 }
 
 int64_t GradientBlocks(const Job& job, int side) {
-  const bool wanted = side == 0 ? job.out.gradient_x.data != nullptr || job.out.projection_x.data != nullptr
-                                : job.out.gradient_y.data != nullptr || job.out.projection_y.data != nullptr;
+  const bool wanted =
+      GradientOf(job, side).data != nullptr || (ProjectionOf(job, side).data != nullptr && !IsCosine(job));
   return wanted ? job.count * RowBlocksOf(job, side) * PartGroups(job) * GradientRanks(job, side) : 0;
 }
 

@@ -27,11 +27,11 @@ struct LogSum {
 };
 
 // log2 sum over this block's columns for row threadIdx.x < kTile.
-template <bool kDense, int kMode>
+template <Source kSource, int kMode>
 __device__ double SumTiles(const TileContext& c, const PassView& view, int row0, int first_tile, int last_tile) {
   using TE = ExponentOf<kMode>;
   using T = DensityOf<kMode>;
-  __shared__ TileMemory<kDense, kMode> memory;
+  __shared__ TileMemory<kSource == Source::kCosts, kMode> memory;
   __shared__ TE terms[kTile];
   __shared__ TE maxima[16][kTile + 1];
   __shared__ T sums[16][kTile + 1];
@@ -48,7 +48,7 @@ __device__ double SumTiles(const TileContext& c, const PassView& view, int row0,
     }
     __syncthreads();
     TE z[4][4];
-    MakeTile<kDense, kMode>(c, row0, col0, &memory, z);
+    MakeTileOf<kSource, kMode>(c, row0, col0, &memory, z);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ double SumTiles(const TileContext& c, const PassView& view, int row0,
   return max + log2(sum) + reference * c.scale;
 }
 
-template <bool kDense, int kMode>
+template <Source kSource, int kMode>
 __global__ void __launch_bounds__(kThreads, 2) HalfStepKernel(LaunchTable table, int side, Pass pass, int step) {
   // 1. Whose rows.
   const BlockWork work = FindWork(table, blockIdx.x);
@@ -83,31 +83,40 @@ __global__ void __launch_bounds__(kThreads, 2) HalfStepKernel(LaunchTable table,
   // 2. Their sums over this block's columns, then what follows.
   const TileContext c = MakeTileContext(job, b.member, b.engine, side, state->epsilon);
   const int tiles = static_cast<int>(CeilDiv(c.columns, kTile)), row0 = b.block * kTile;
-  const double lse = SumTiles<kDense, kMode>(c, ViewOf(member, b.engine, side, pass), row0,
-                                             static_cast<int>(int64_t{tiles} * b.split / b.splits),
-                                             static_cast<int>(int64_t{tiles} * (b.split + 1) / b.splits));
+  const double lse = SumTiles<kSource, kMode>(c, ViewOf(member, b.engine, side, pass), row0,
+                                              static_cast<int>(int64_t{tiles} * b.split / b.splits),
+                                              static_cast<int>(int64_t{tiles} * (b.split + 1) / b.splits));
   FinishRows(member, b, side, pass, step, lse, Geometry::kPlain);
 }
 
-template <bool kDense>
+template <Source kSource>
 void Launch(const LaunchTable& table, int64_t blocks, Mode mode, int side, Pass pass, int step, cudaStream_t stream) {
+  const auto launch = [&](void (*kernel)(LaunchTable, int, Pass, int)) {
+    LaunchKernel(kernel, blocks, kThreads, 0, stream, table, side, pass, step);
+  };
   switch (mode) {
-    case kFloat:  // Clouds: transport_cloud.cu.
-      if (!kDense) return;
-      return LaunchKernel(HalfStepKernel<true, kFloat>, blocks, kThreads, 0, stream, table, side, pass, step);
+    case kFloat:  // Products: transport_cloud.cu.
+      if constexpr (kSource != Source::kProducts) launch(HalfStepKernel<kSource, kFloat>);
+      return;
     case kMixed:
-      return LaunchKernel(HalfStepKernel<kDense, kMixed>, blocks, kThreads, 0, stream, table, side, pass, step);
+      return launch(HalfStepKernel<kSource, kMixed>);
     case kDouble:
-      return LaunchKernel(HalfStepKernel<kDense, kDouble>, blocks, kThreads, 0, stream, table, side, pass, step);
+      return launch(HalfStepKernel<kSource, kDouble>);
   }
 }
 
 }  // namespace
 
-void LaunchHalfStep(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, Pass pass, int step,
+void LaunchHalfStep(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, Pass pass, int step,
                     cudaStream_t stream) {
-  return dense ? Launch<true>(table, blocks, mode, side, pass, step, stream)
-               : Launch<false>(table, blocks, mode, side, pass, step, stream);
+  switch (source) {
+    case Source::kProducts:
+      return Launch<Source::kProducts>(table, blocks, mode, side, pass, step, stream);
+    case Source::kDistances:
+      return Launch<Source::kDistances>(table, blocks, mode, side, pass, step, stream);
+    case Source::kCosts:
+      return Launch<Source::kCosts>(table, blocks, mode, side, pass, step, stream);
+  }
 }
 
 }  // namespace cuda

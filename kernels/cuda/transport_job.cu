@@ -27,6 +27,14 @@ class Partition {
   int64_t bytes_ = 0;
 };
 
+// Whether clouds may be there as halves: for products; for distances where they are made from products, which does not
+// pay for few coordinates.
+bool MayHaveHalves(const Job& job) {
+  constexpr int kRootDimLeast = 9;
+  if (job.precision == Precision::kDouble || job.dense) return false;
+  return SourceOf(job) == Source::kProducts || job.dim >= kRootDimLeast;
+}
+
 Layout LayoutOf(const Job& job) {
   Layout at = {};
   Partition part;
@@ -44,10 +52,12 @@ Layout LayoutOf(const Job& job) {
       at.norm2[side] = part.Take(vector);
       at.centre[side] = part.Take(dim * sizeof(double));
       at.points64[side] = part.Take(vector * dim);
-      if (job.precision != Precision::kDouble) {
-        at.points32[side] = part.Take(size[side] * dim * sizeof(float));
-        at.halves[side] = part.Take(HalvesBytes(job, side));
-      }
+      if (job.precision != Precision::kDouble) at.points32[side] = part.Take(size[side] * dim * sizeof(float));
+      if (MayHaveHalves(job)) at.halves[side] = part.Take(HalvesBytes(job, side));
+      if (IsNegativeDot(job) && job.engines > 1) at.self_linear[side] = part.Take(vector);
+      const bool from_halves = SourceOf(job) == Source::kDistances && MayHaveHalves(job);
+      if (IsCosine(job) || from_halves) at.length[side] = part.Take(vector);
+      if (IsCosine(job) && GradientOf(job, side).data != nullptr) at.gradient[side] = part.Take(vector * dim);
       at.chunk_sums[side] = part.Take(CeilDiv(size[side], ChunkPoints(size[side])) * 3 * dim * sizeof(double));
     }
     if (job.wants_bound) {
@@ -78,15 +88,31 @@ Layout LayoutOf(const Job& job) {
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
   if (MayStream(job)) at.stream_partial = part.Take(StreamSlabs(job) * size[1] * static_cast<int64_t>(sizeof(float)));
-  const int64_t chunks = PrepareBlocks(job, 2) + (job.dense ? PrepareBlocks(job, 0) : 0);
+  const int64_t chunks = PrepareBlocks(job, kPointsStep) + (job.dense ? PrepareBlocks(job, kRangesStep) : 0);
   at.chunk_stats = part.Take(chunks * sizeof(ChunkStats));
   at.linear_value = part.Take(blocks * sizeof(double));
+  if (job.out.sparse_plan.max_entries > 0) at.row_mass = part.Take(size[0] * sizeof(double));
   if (job.wants_bound) {
     at.bound_partial = part.Take(blocks * sizeof(double));
     at.bound_stats = part.Take(blocks * sizeof(BlockStats));
   }
   at.bytes = part.bytes();
   return at;
+}
+
+// The factor of the squared distance that a cost of points is, up to terms of rows and columns; of |x - y| that of the
+// distance.
+double CostFactor(const TransportInputs& in) {
+  switch (in.point_cost) {
+    case PointCost::kSquaredEuclidean:
+      return in.kappa;
+    case PointCost::kEuclidean:
+      return 1;
+    case PointCost::kCosine:
+    case PointCost::kNegativeDot:
+      return 0.5;
+  }
+  return 1;
 }
 
 // Parts of a pass's columns that take the least time on a whole device: waves of blocks, each as long as its tiles and
@@ -126,6 +152,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   job.wants_bound = problem.outputs.primal_bound != nullptr;
   job.precision = problem.solver.precision;
   job.in = problem.transport;
+  job.in.kappa = CostFactor(problem.transport);
   job.solver = problem.solver;
   job.out = problem.outputs;
   for (int e = 0; e < job.engines && !job.dense; ++e) {
@@ -134,6 +161,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
           static_cast<int8_t>(CloudSplits(EngineSize(job, e, side), EngineSize(job, e, 1 - side), job.dim));
     }
   }
+  job.halves = MayHaveHalves(job) && (SourceOf(job) == Source::kProducts || OnChipTiles(job) == 0);
   job.streamed = job.hopper && OnChipTiles(job) == 0 && MayStream(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
@@ -149,7 +177,7 @@ double IterationSeconds(const Job& job) {
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
   if (job.streamed) return job.count * pairs * 1.2e-12 + 2e-5;
-  if (job.dense || job.precision == Precision::kDouble) {
+  if (!job.halves) {
     const double slow = job.precision == Precision::kDouble ? 4 : 1;
     return job.count * (2 * pairs * slow * (8e-13 + 8e-14 * job.dim) + 2e-8) + 2e-5;
   }

@@ -34,17 +34,18 @@ class FactOfDevice {
 };
 
 // ---- transport_prepare.cu: inputs to the workspace, states to their start -----------------------------------------
-// Blocks of a member: PrepareBlocks(job, step), in this order of steps.
-constexpr int kPrepareSteps = 5;
+// Blocks of a member: PrepareBlocks(job, step), in this order of steps. `squares`: of jobs that IsSquared alone.
+constexpr int kSphereStep = 0, kRangesStep = 1, kCentresStep = 2, kPointsStep = 3, kStatesStep = 4, kHalvesStep = 5;
+constexpr int kPrepareSteps = 6;
 int64_t PrepareBlocks(const Job& job, int step);
-void LaunchPrepare(const LaunchTable& table, int64_t blocks, int step, cudaStream_t stream);
+void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, cudaStream_t stream);
 
 // ---- transport_half_step.cu ---------------------------------------------------------------------------------------
 // One pass over one side of engines of `mode`. Blocks of a member: PassBlocks, kBound: of its first engine alone.
-void LaunchHalfStep(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, Pass pass, int step,
+void LaunchHalfStep(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, Pass pass, int step,
                     cudaStream_t stream);
 
-// ---- transport_cloud.cu: the same for clouds in float32, by tensor cores -------------------------------------------
+// ---- transport_cloud.cu: the same for products of clouds in float32, by tensor cores ------------------------------
 // `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates. `dim`: the largest; all
 // jobs have the same PartsOf. `hopper`: HasHopperKernels().
 // Whether the code in use is Hopper's own, on the calling thread's device.
@@ -52,19 +53,25 @@ bool HasHopperKernels();
 void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, Pass pass,
                      cudaStream_t stream);
 
-// ---- transport_anderson.cu: columns extrapolated after their half step ---------------------------------------------
+// ---- transport_cloud_distances.cu: the same for distances, of jobs with halves ------------------------------------
+void LaunchCloudDistances(const LaunchTable& table, int64_t blocks, int dim, bool hopper, int side, Pass pass,
+                          cudaStream_t stream);
+
+// ---- transport_anderson.cu: columns extrapolated after their half step --------------------------------------------
 // One block a member of a job that IsAccelerated.
 void LaunchAnderson(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 
-// ---- transport_on_chip.cu: whole solves, measured ------------------------------------------------------------------
+// ---- transport_on_chip.cu: whole solves, measured -----------------------------------------------------------------
 // Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has these tiles and ranks.
 int64_t OnChipBlocks(const Job& job);
-void LaunchOnChip(const LaunchTable& table, int64_t blocks, bool dense, int tiles, int ranks, int chunks,
+void LaunchOnChip(const LaunchTable& table, int64_t blocks, Source source, int tiles, int ranks, int chunks,
                   cudaStream_t stream);
+void LaunchOnChipDistances(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks,
+                           cudaStream_t stream);  // What it calls for Source::kDistances.
 // Whether clusters of kOnChipRanksMost blocks can be had, on the calling thread's device.
 bool HasWideClusters();
 
-// ---- transport_stream.cu: large dense problems, both sides in one sweep ---------------------------------------------
+// ---- transport_stream.cu: large dense problems, both sides in one sweep -------------------------------------------
 // For streamed jobs with `quads` StreamQuads at most: StreamSlabs of a member, then StreamEndBlocks of a job. The
 // passes of transport_half_step.cu follow, for what could not be done.
 int StreamQuads(const Job& job);
@@ -74,9 +81,28 @@ void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaSt
 
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
 int64_t ApplyBlocks(const Job& job, Mode mode, int side);
-void LaunchApply(const LaunchTable& table, int64_t blocks, bool dense, Mode mode, int side, cudaStream_t stream);
+void LaunchApply(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, cudaStream_t stream);
 
-// ---- transport_gradient.cu: gradients and projections of points, of jobs in float32 that HasGradientKernel ----------
+// ---- transport_linear.cu: <C, P> of jobs that HasWholeCosts -------------------------------------------------------
+int64_t LinearBlocks(const Job& job);
+void LaunchLinear(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
+
+// ---- transport_sparse.cu: the plan's larger entries ---------------------------------------------------------------
+// Of jobs with sparse plans: entries of rows are counted, SparseBlocks of a member; counts become places, one block of
+// a member; entries are stored there, SparseBlocks again.
+int64_t SparseBlocks(const Job& job);
+void LaunchSparse(const LaunchTable& table, int64_t blocks, Source source, Mode mode, bool storing,
+                  cudaStream_t stream);
+void LaunchSparsePlaces(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+
+// ---- transport_directions.cu: gradients to points whose cost is no squared distance of them -----------------------
+// Of |x - y|: DirectionBlocks of a member. Of cosines, from what the kernels for squared distances left: TurnBlocks.
+int64_t DirectionBlocks(const Job& job, int side);
+void LaunchDirections(const LaunchTable& table, int64_t blocks, int side, cudaStream_t stream);
+int64_t TurnBlocks(const Job& job);
+void LaunchTurn(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+
+// ---- transport_gradient.cu: gradients and projections of points, of jobs in float32 that HasGradientKernel --------
 // Jobs of one launch have the same planes and GradientRanks, and dims that lie alike (CloudRowBytes, PartsOf); `dim`:
 // the largest.
 constexpr int kGradientRanksMost = 8;
@@ -89,7 +115,7 @@ void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int di
 // Blocks of a member: BoundBlocks.
 int64_t BoundBlocks(const Job& job);
 void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
-void LaunchBoundValue(const LaunchTable& table, int64_t blocks, bool dense, cudaStream_t stream);
+void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
 // Vectors: StoreBlocks of a member. Scalars: one block of a member, after all else.
 int64_t StoreBlocks(const Job& job);
 void LaunchStore(const LaunchTable& table, int64_t blocks, cudaStream_t stream);

@@ -39,8 +39,9 @@ struct SideMemory {
   float weight[2][kSize];   // mass * scaling
 };
 
-template <bool kDense, typename S>
+template <Source kSource, typename S>
 struct OnChipMemory {
+  static constexpr bool kDense = kSource == Source::kCosts;
   static constexpr int kStage = kDense ? 1 : 8 * (S::kChunk + 4);  // Floats: 8 rows of a chunk.
   SideMemory<S::kBlockRows> rows;
   // Of all columns:
@@ -68,11 +69,11 @@ struct OnChipMemory {
 };
 
 // Densities of a thread, and what the block shares.
-template <bool kDense, int kTiles>
+template <Source kSource, int kTiles>
 class OnChipBlock {
  public:
   using S = Shape<kTiles>;
-  using Memory = OnChipMemory<kDense, S>;
+  using Memory = OnChipMemory<kSource, S>;
 
   __device__ OnChipBlock(const Job& job, int64_t index, int rank, Memory* memory)
       : job_(job),

@@ -1,4 +1,4 @@
-// Exponents of a problem on the chip: costs, or products of points on the matrix units.
+// Exponents of a problem on the chip: costs, products of points on the matrix units, or distances.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_EXPONENTS_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_EXPONENTS_CUH_
 
@@ -8,10 +8,10 @@
 namespace sinkhorn {
 namespace cuda {
 
-template <bool kDense, int kTiles>
-class OnChipExponents : public OnChipBlock<kDense, kTiles> {
+template <Source kSource, int kTiles>
+class OnChipExponents : public OnChipBlock<kSource, kTiles> {
  public:
-  using Base = OnChipBlock<kDense, kTiles>;
+  using Base = OnChipBlock<kSource, kTiles>;
   using Base::Base;
   using typename Base::S;
 
@@ -32,7 +32,7 @@ class OnChipExponents : public OnChipBlock<kDense, kTiles> {
 
   // z of this thread's entries; what lies outside repeats some row or column.
   __device__ void MakeExponents() {
-    if constexpr (kDense) {
+    if constexpr (kSource == Source::kCosts) {
       const float factor = static_cast<float>(-scale());
       const int64_t m = size(1), base = job_.in.cost.shared ? 0 : member_.index * size(0) * m;
       const bool aligned = job_.in.cost.dtype == DType::kFloat32 && m % S::kWidth == 0;
@@ -48,6 +48,8 @@ class OnChipExponents : public OnChipBlock<kDense, kTiles> {
           WriteEntries(e, r, g);
         }
       }
+    } else if constexpr (kSource == Source::kDistances) {
+      MeasureDistances();
     } else {
       MultiplyPoints();
     }
@@ -63,6 +65,52 @@ class OnChipExponents : public OnChipBlock<kDense, kTiles> {
 #pragma unroll
     for (int k = 0; k < S::kWidth; ++k) {
       e[k] = LoadFloat(job_.in.cost.dtype, job_.in.cost.data, row + min(column + k, size(1) - 1));
+    }
+  }
+
+  // -|x - y| log2(e) / epsilon, of points in float32: a chunk of columns over kDepth coordinates at a time.
+  __device__ void MeasureDistances() {
+    const float* x = member_.template At<float>(job_.at.points32[0]);
+    const float* y = member_.template At<float>(job_.at.points32[1]);
+    const float factor = static_cast<float>(-scale());
+    const int dim = job_.dim;
+    float* columns = reinterpret_cast<float*>(m_.points);  // [coordinate][column of the chunk]
+#pragma unroll
+    for (int g = 0; g < S::kGroups; ++g) {
+      for (int first = 0; first < dim; first += kDepth) {
+        const int depth = min(kDepth, dim - first);
+        __syncthreads();  // The points before have been read.
+        for (int e = threadIdx.x; e < depth * S::kChunk; e += S::kBlockThreads) {
+          const int64_t j = min(g * S::kChunk + e % S::kChunk, size(1) - 1);
+          columns[e] = y[j * dim + first + e / S::kChunk];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < S::kRows; ++r) {
+          const float* row = x + int64_t{min(first_row() + Row(r), size(0) - 1)} * dim + first;
+          float e[S::kWidth] = {};
+          if (first > 0) ReadEntries(r, g, e);
+          AddSquares(row, columns, depth, e);
+          if (first + depth == dim) {
+#pragma unroll
+            for (int k = 0; k < S::kWidth; ++k) e[k] = Root(e[k]) * factor;
+          }
+          WriteEntries(e, r, g);
+        }
+      }
+    }
+  }
+  __device__ void AddSquares(const float* row, const float* columns, int depth, float (&sum)[S::kWidth]) {
+#pragma unroll 1
+    for (int q = 0; q < depth; ++q) {
+      const float own = __ldg(row + q);
+      float theirs[S::kWidth];
+      Read(columns + q * S::kChunk + lane_ * S::kWidth, theirs);
+#pragma unroll
+      for (int k = 0; k < S::kWidth; ++k) {
+        const float difference = own - theirs[k];
+        sum[k] = fmaf(difference, difference, sum[k]);
+      }
     }
   }
 

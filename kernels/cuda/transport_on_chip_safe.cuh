@@ -7,10 +7,10 @@
 namespace sinkhorn {
 namespace cuda {
 
-template <bool kDense, int kTiles>
-class OnChipSafe : public OnChipExponents<kDense, kTiles> {
+template <Source kSource, int kTiles>
+class OnChipSafe : public OnChipExponents<kSource, kTiles> {
  public:
-  using Base = OnChipExponents<kDense, kTiles>;
+  using Base = OnChipExponents<kSource, kTiles>;
   using Base::Base;
   using typename Base::S;
 

@@ -27,7 +27,9 @@ class TransportResident final : public Resident {
       : job_(JobOf(problem, {HasHopperKernels(), HasWideClusters()})) {
     job_.workspace = static_cast<char*>(workspace);
     report_.family = job_.dense ? "dense" : "point-cloud";
-    report_.precision = job_.precision == Precision::kFast && job_.dense ? Precision::kStrict : job_.precision;
+    report_.precision = job_.precision;
+    // Only products are rounded.
+    if (job_.precision == Precision::kFast && PlanesOf(job_) == 2) report_.precision = Precision::kStrict;
     passes_ = int64_t{job_.solver.max_iterations} + (job_.starting || job_.engines > 1 ? 1 : 0);
   }
 

@@ -19,11 +19,38 @@ __host__ __device__ inline int EngineSize(const Job& job, int engine, int side) 
   return job.size[MeasureOf(engine, side)];
 }
 
+// What exponents are made of.
+enum class Source : int {
+  kProducts,   // Of points; DOUBLE: squared distances.
+  kDistances,  // Of points, with a root: |x - y|.
+  kCosts,      // A matrix.
+};
+constexpr Source kSources[] = {Source::kProducts, Source::kDistances, Source::kCosts};
+__host__ __device__ inline Source SourceOf(const Job& job) {
+  if (job.dense) return Source::kCosts;
+  return job.in.point_cost == PointCost::kEuclidean ? Source::kDistances : Source::kProducts;
+}
+__host__ __device__ inline bool IsCosine(const Job& job) {
+  return !job.dense && job.in.point_cost == PointCost::kCosine;
+}
+__host__ __device__ inline bool IsNegativeDot(const Job& job) {
+  return !job.dense && job.in.point_cost == PointCost::kNegativeDot;
+}
+// Whether nothing is to be prepared beyond what squared distances and cost matrices need.
+__host__ __device__ inline bool IsSquared(const Job& job) {
+  return job.dense || job.in.point_cost == PointCost::kSquaredEuclidean;
+}
+// Whether <C, P> is added up from whole squared distances, transport_linear.cu, rather than from exponents.
+__host__ __device__ inline bool HasWholeCosts(const Job& job) {
+  return SourceOf(job) == Source::kProducts && !IsNegativeDot(job);
+}
 // Clouds as halves: tiles of points, for each part of kDepth coordinates a plane for each half.
 constexpr int kCloudRows = 256;  // Of a block.
 constexpr int kCloudTile = 128;  // Columns of a step, and points of a tile in memory.
 constexpr int kDepth = 64;       // Coordinates of a step.
-__host__ __device__ inline int PlanesOf(const Job& job) { return job.precision == Precision::kFast ? 1 : 2; }
+__host__ __device__ inline int PlanesOf(const Job& job) {
+  return job.precision == Precision::kFast && SourceOf(job) == Source::kProducts ? 1 : 2;
+}
 __host__ __device__ inline int CloudDepths(int dim) { return (dim + kDepth - 1) / kDepth; }
 __host__ __device__ inline int CloudRowBytes(int dim) { return dim <= 16 ? 32 : dim <= 32 ? 64 : 128; }
 // How a block reads coordinates: one part of kDepth, or a few, while its rows stay in shared memory; or many, and rows
@@ -43,7 +70,7 @@ __host__ __device__ inline int64_t HalvesBytes(const Job& job, int side) {
 // How a pass is cut into blocks: by the kernel, and by the shape alone.
 enum class Geometry : int {
   kPlain,   // kTile rows against kTile columns a step.
-  kCloud,   // kCloudRows rows against kCloudTile columns a step: clouds in float32.
+  kCloud,   // kCloudRows rows against kCloudTile columns a step: products of clouds in float32.
   kOnChip,  // All in one block or cluster.
   kStream,  // Slabs of rows, and blocks of columns.
 };
@@ -91,7 +118,7 @@ __host__ __device__ inline int StreamSlabs(const Job& job) {
 }
 // Whether transport_gradient.cu makes gradients and projections, rather than transport_apply.cu.
 __host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
-  return job.hopper && !job.dense && mode == kFloat;
+  return job.hopper && SourceOf(job) == Source::kProducts && mode == kFloat;
 }
 __host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometry) {
   switch (geometry) {
@@ -109,7 +136,8 @@ __host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometr
 }
 __host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
   if (mode != kFloat) return Geometry::kPlain;
-  return OnChipTiles(job) > 0 ? Geometry::kOnChip : job.dense ? Geometry::kPlain : Geometry::kCloud;
+  if (OnChipTiles(job) > 0) return Geometry::kOnChip;
+  return job.halves ? Geometry::kCloud : Geometry::kPlain;
 }
 __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
   const int rows = RowsOf(job, side, geometry);
@@ -132,6 +160,12 @@ __host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry
   int64_t blocks = 0;
   for (int e = 0; e < job.engines; ++e) blocks += EngineBlocks(job, e, side, geometry);
   return blocks;
+}
+__host__ __device__ inline const OutputView& GradientOf(const Job& job, int side) {
+  return side == 0 ? job.out.gradient_x : job.out.gradient_y;
+}
+__host__ __device__ inline const OutputView& ProjectionOf(const Job& job, int side) {
+  return side == 0 ? job.out.projection_x : job.out.projection_y;
 }
 __host__ __device__ inline double RhoOf(const Job& job, int engine, int side) {
   return MeasureOf(engine, side) == 0 ? job.solver.rho_a : job.solver.rho_b;

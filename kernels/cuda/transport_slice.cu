@@ -38,9 +38,12 @@ class Slice : private SliceLaunches {
 
  private:
   void Prepare(const Set& set) {
-    for (int step = 0; step < kPrepareSteps && !set.empty(); ++step) {
-      const Table table = TableOf(set, [step](const Job& job) { return job.count * PrepareBlocks(job, step); });
-      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchPrepare(t, blocks, step, stream()); });
+    for (bool squares : {true, false}) {
+      const Set chosen = Among(set, [squares](const TransportResident& r) { return IsSquared(r.job()) == squares; });
+      for (int step = squares ? kRangesStep : 0; step < kPrepareSteps && !chosen.empty(); ++step) {
+        const Table table = TableOf(chosen, [step](const Job& job) { return job.count * PrepareBlocks(job, step); });
+        Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchPrepare(t, blocks, squares, step, stream()); });
+      }
     }
   }
 
@@ -64,8 +67,9 @@ class Slice : private SliceLaunches {
 
   // Two launches, one for each side, for every kernel in use.
   struct PassTables {
-    bool dense;
+    Source source;
     Mode mode;
+    bool cloud;  // Its kernels, by products.
     int planes;  // Of clouds in float32.
     int dim;     // The largest.
     bool hopper;
@@ -73,10 +77,11 @@ class Slice : private SliceLaunches {
     Table stream[2];
     Table side[2];
   };
-  // Clouds that one kernel serves.
+  // Clouds in float32 that one kernel serves.
   static constexpr int kKinds = 6;
   static int KindOf(const Job& job) {
-    return job.dense ? 0 : PlanesOf(job) - 1 + 2 * static_cast<int>(PartsOf(PlanesOf(job), job.dim));
+    if (!job.halves) return 0;  // Distances, which have two planes.
+    return PlanesOf(job) - 1 + 2 * static_cast<int>(PartsOf(PlanesOf(job), job.dim));
   }
   void AddStreams(const Set& set, PassTables* pass) {
     const Set streamed = Among(set, [](const TransportResident& r) { return r.job().streamed; });
@@ -86,16 +91,18 @@ class Slice : private SliceLaunches {
   }
   std::vector<PassTables> TablesOf(const Set& set) {
     std::vector<PassTables> tables;
-    for (bool dense : {false, true}) {
+    for (Source source : kSources) {
       for (Mode mode : {kFloat, kMixed, kDouble}) {
-        for (int kind = 0; kind < kKinds; ++kind) {
+        const bool kinds = source != Source::kCosts && mode == kFloat;
+        for (int kind = 0; kind < (kinds ? kKinds : 1); ++kind) {
           const Set chosen = Among(set, [&](const TransportResident& r) {
             const bool on_chip = mode == kFloat && r.OnChip();
-            return r.job().dense == dense && r.Has(mode) && !on_chip && KindOf(r.job()) == kind;
+            return SourceOf(r.job()) == source && r.Has(mode) && !on_chip && (!kinds || KindOf(r.job()) == kind);
           });
           if (chosen.empty()) continue;
-          PassTables pass{
-              dense, mode, PlanesOf(residents()[chosen[0]]->job()), 0, residents()[chosen[0]]->job().hopper, 0, {}, {}};
+          const Job& first = residents()[chosen[0]]->job();
+          const bool cloud = GeometryOf(first, mode) == Geometry::kCloud;
+          PassTables pass{source, mode, cloud, PlanesOf(first), 0, first.hopper, 0, {}, {}};
           for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
           if (mode == kFloat) AddStreams(chosen, &pass);
           for (int side = 0; side < 2; ++side) {
@@ -120,10 +127,12 @@ class Slice : private SliceLaunches {
     for (int side = 0; side < 2; ++side) {
       for (const PassTables& tables_of : tables) {
         Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
-          if (!t.dense && t.mode == kFloat) {
+          if (t.cloud && t.source == Source::kDistances) {
+            LaunchCloudDistances(table, blocks, t.dim, t.hopper, side, pass, stream());
+          } else if (t.cloud) {
             LaunchCloudStep(table, blocks, t.planes, t.dim, t.hopper, side, pass, stream());
           } else {
-            LaunchHalfStep(table, blocks, t.dense, t.mode, side, pass, 0, stream());
+            LaunchHalfStep(table, blocks, t.source, t.mode, side, pass, 0, stream());
           }
         });
       }
@@ -137,16 +146,18 @@ class Slice : private SliceLaunches {
 
   void RunOnChip(const Set& set, int64_t iterations) {
     const int chunks = static_cast<int>(CeilDiv(iterations, kOnChipChunk));
-    for (bool dense : {false, true}) {
-      for (int tiles = 1; tiles <= kOnChipTilesMost; tiles *= 2) {
+    for (Source source : kSources) {
+      const Set of_source =
+          Among(set, [source](const TransportResident& r) { return SourceOf(r.job()) == source && r.Has(kFloat); });
+      for (int tiles = 1; !of_source.empty() && tiles <= kOnChipTilesMost; tiles *= 2) {
         for (int ranks = 1; ranks <= kOnChipRanksMost; ranks *= 2) {
-          const Set chosen = Among(set, [&](const TransportResident& r) {
+          const Set chosen = Among(of_source, [&](const TransportResident& r) {
             const OnChipShape shape = OnChipShapeOf(r.job());
-            return r.job().dense == dense && shape.tiles == tiles && shape.ranks == ranks && r.Has(kFloat);
+            return shape.tiles == tiles && shape.ranks == ranks;
           });
           const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
           Later(table, [=](const LaunchTable& t, int64_t blocks) {
-            LaunchOnChip(t, blocks, dense, tiles, ranks, chunks, stream());
+            LaunchOnChip(t, blocks, source, tiles, ranks, chunks, stream());
           });
         }
       }
@@ -200,19 +211,22 @@ class Slice : private SliceLaunches {
     if (set.empty()) return;
     RunPass(TablesOf(set), Pass::kMeasure);
     for (int side = 0; side < 2; ++side) {
-      for (bool dense : {false, true}) {
+      for (Source source : kSources) {
         for (Mode mode : {kFloat, kMixed, kDouble}) {
           const Set chosen = Among(set, [&](const TransportResident& r) {
-            return r.job().dense == dense && r.Has(mode) && ApplyBlocks(r.job(), mode, side) > 0;
+            return SourceOf(r.job()) == source && r.Has(mode) && ApplyBlocks(r.job(), mode, side) > 0;
           });
           const Table table =
               TableOf(chosen, [side, mode](const Job& job) { return job.count * ApplyBlocks(job, mode, side); });
           Later(table,
-                [=](const LaunchTable& t, int64_t blocks) { LaunchApply(t, blocks, dense, mode, side, stream()); });
+                [=](const LaunchTable& t, int64_t blocks) { LaunchApply(t, blocks, source, mode, side, stream()); });
         }
       }
     }
+    Linear(set);
     Gradients(set);
+    OtherGradients(set);
+    Sparse(Among(set, [](const TransportResident& r) { return r.job().out.sparse_plan.max_entries > 0; }));
     Bound(Among(set, [](const TransportResident& r) { return r.job().wants_bound; }));
     const Table store = TableOf(set, [](const Job& job) { return job.count * StoreBlocks(job); });
     Later(store, [=](const LaunchTable& t, int64_t blocks) { LaunchStore(t, blocks, stream()); });
@@ -246,10 +260,50 @@ class Slice : private SliceLaunches {
     }
   }
 
+  // Of costs that are no squared distances, after all others.
+  void OtherGradients(const Set& set) {
+    for (int side = 0; side < 2; ++side) {
+      const Set chosen = Among(set, [side](const TransportResident& r) { return DirectionBlocks(r.job(), side) > 0; });
+      const Table table = TableOf(chosen, [side](const Job& job) { return job.count * DirectionBlocks(job, side); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchDirections(t, blocks, side, stream()); });
+    }
+    const Set turned = Among(set, [](const TransportResident& r) { return TurnBlocks(r.job()) > 0; });
+    const Table table = TableOf(turned, [](const Job& job) { return job.count * TurnBlocks(job); });
+    Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchTurn(t, blocks, stream()); });
+  }
+
+  void Linear(const Set& set) {
+    for (Mode mode : {kFloat, kMixed, kDouble}) {
+      const Set chosen =
+          Among(set, [mode](const TransportResident& r) { return LinearBlocks(r.job()) > 0 && r.Has(mode); });
+      const Table table = TableOf(chosen, [](const Job& job) { return job.count * LinearBlocks(job); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchLinear(t, blocks, mode, stream()); });
+    }
+  }
+
+  // Entries are counted, placed, stored.
+  void Sparse(const Set& set) {
+    for (bool storing : {false, true}) {
+      for (Source source : kSources) {
+        for (Mode mode : {kFloat, kMixed, kDouble}) {
+          const Set chosen =
+              Among(set, [&](const TransportResident& r) { return SourceOf(r.job()) == source && r.Has(mode); });
+          const Table table = TableOf(chosen, [](const Job& job) { return job.count * SparseBlocks(job); });
+          Later(table, [=](const LaunchTable& t, int64_t blocks) {
+            LaunchSparse(t, blocks, source, mode, storing, stream());
+          });
+        }
+      }
+      if (storing) continue;
+      const Table places = TableOf(set, [](const Job& job) { return job.count; });
+      Later(places, [=](const LaunchTable& t, int64_t blocks) { LaunchSparsePlaces(t, blocks, stream()); });
+    }
+  }
+
   // BoundStart, three passes for sums, and the value; scalars add it up.
   void Bound(const Set& set) {
-    for (bool dense : {false, true}) {
-      const Set chosen = Among(set, [&](const TransportResident& r) { return r.job().dense == dense; });
+    for (Source source : kSources) {
+      const Set chosen = Among(set, [&](const TransportResident& r) { return SourceOf(r.job()) == source; });
       if (chosen.empty()) continue;
       const Table start =
           TableOf(chosen, [](const Job& job) { return job.count * (RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1)); });
@@ -260,11 +314,11 @@ class Slice : private SliceLaunches {
           return job.count * int64_t{RowBlocks(job, 0, side)} * Splits(job, 0, side);
         });
         Later(pass, [=](const LaunchTable& t, int64_t blocks) {
-          LaunchHalfStep(t, blocks, dense, kDouble, side, Pass::kBound, step, stream());
+          LaunchHalfStep(t, blocks, source, kDouble, side, Pass::kBound, step, stream());
         });
       }
       const Table value = TableOf(chosen, [](const Job& job) { return job.count * BoundBlocks(job); });
-      Later(value, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundValue(t, blocks, dense, stream()); });
+      Later(value, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundValue(t, blocks, source, stream()); });
     }
   }
 

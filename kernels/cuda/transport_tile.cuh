@@ -17,6 +17,12 @@ using DensityOf = std::conditional_t<kMode == kDouble, double, float>;
 
 __device__ inline float Exp2(float x) { return exp2f(x); }
 __device__ inline double Exp2(double x) { return exp2(x); }
+__device__ inline float Root(float x) {
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+}
+__device__ inline double Root(double x) { return sqrt(x); }
 
 // One side of an engine at one epsilon: what a block needs to make exponents.
 struct TileContext {
@@ -54,8 +60,8 @@ struct TileMemory {
 };
 
 // z of rows row0 + 4 row_lane + r, columns col0 + 4 col_lane + c; what lies outside repeats the last row or column.
-// kDistance: whole distances, for clouds in double. Barriers inside (clouds).
-template <bool kDense, int kMode, bool kDistance = kMode == kDouble>
+// kDistance: whole squared distances, for clouds in double; kRoot: their roots. Barriers inside (clouds).
+template <bool kDense, int kMode, bool kDistance = kMode == kDouble, bool kRoot = false>
 __device__ inline void MakeTile(const TileContext& c, int row0, int col0, TileMemory<kDense, kMode>* memory,
                                 ExponentOf<kMode> (&z)[4][4]) {
   using TE = ExponentOf<kMode>;
@@ -125,10 +131,18 @@ __device__ inline void MakeTile(const TileContext& c, int row0, int col0, TileMe
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
 #pragma unroll
-        for (int q = 0; q < 4; ++q) z[r][q] *= whole;
+        for (int q = 0; q < 4; ++q) z[r][q] = (kRoot ? Root(z[r][q]) : z[r][q]) * whole;
       }
     }
   }
+}
+
+// The same for a source of exponents.
+template <Source kSource, int kMode>
+__device__ inline void MakeTileOf(const TileContext& c, int row0, int col0,
+                                  TileMemory<kSource == Source::kCosts, kMode>* memory, ExponentOf<kMode> (&z)[4][4]) {
+  constexpr bool kRoot = kSource == Source::kDistances;
+  MakeTile<kSource == Source::kCosts, kMode, kRoot || kMode == kDouble, kRoot>(c, row0, col0, memory, z);
 }
 
 // (phi - reference) s + log2 mass of one side's point: what its weight adds to an exponent. Potentials may share a

@@ -9,6 +9,11 @@
 //   kFloat   STRICT: float32; clouds 2 kappa s <x_i, y_j>, centred; dense -C_ij s.
 //   kMixed   STRICT where the cost spans too many epsilons for that: z in float64, 2^z in float32.
 //   kDouble  DOUBLE: float64; clouds -kappa s |x_i - y_j|^2, which does not cancel for clusters far apart.
+// The other costs of points are that one in disguise (kernels/cpu/transport_cost.h), a job's kappa 1/2:
+//   -<x, y>        has other shifts.
+//   1 - cos(x, y)  is that of points on the unit sphere, where the preparation puts them.
+// but for |x - y|: both clouds are centred on one point, potentials are whole, z_ij is -s |x_i - y_j|; in float32 made
+// from differences or, of many coordinates, from products (transport_cloud_distances.cu).
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_TYPES_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_TYPES_CUH_
 
@@ -27,6 +32,8 @@ constexpr double kLog2E = 1.4426950408889634074;
 constexpr double kVoid = -1e30;               // The log2 of no mass.
 constexpr double kFloatExponentMax = 400;     // Cost over epsilon up to which float32 exponents serve STRICT.
 constexpr double kCloudExponentMax = 4000;    // Of clouds whose products are, by a sample, far below their bound.
+constexpr double kDotExponentMax = 1800;      // Of negative dots, times parts of 16 coordinates.
+constexpr double kRootExponentMax = 140;      // Of distances made from products: nearer points are made anew.
 constexpr double kFloatExponentError = 4e-8;  // Of a density, for each unit of cost over epsilon.
 
 enum Mode : int { kFloat = 0, kMixed = 1, kDouble = 2 };
@@ -45,8 +52,11 @@ struct Layout {
   int64_t arrival_stride;    // unsigneds
   int64_t mass[2];           // double[n]
   int64_t log_mass[2];       // double[n], kVoid where there is none
-  int64_t linear[2];         // double[n]: the shift's part that is linear in the point; engine 0 only
-  int64_t norm2[2];          // double[n]: kappa |x|^2, centred
+  int64_t linear[2];         // double[n]: the shift's part that whole distances lack; engine 0 only
+  int64_t self_linear[2];    // double[n]: of x's and of y's own problem; debiased negative dots only
+  int64_t norm2[2];          // double[n]: the rest: kappa |x|^2, centred
+  int64_t length[2];         // double[n]: cosines: of the points as given; distances from halves: |x|^2, centred
+  int64_t gradient[2];       // double[n, dim]: to the points on the sphere; cosines with gradients
   int64_t centre[2];         // double[dim]
   int64_t points64[2];       // double[n, dim], centred
   int64_t points32[2];       // float[n, dim], centred (not for DOUBLE)
@@ -60,7 +70,8 @@ struct Layout {
   int64_t anderson_vectors;  // double[2 + 2 kAndersonWindow, m]
   int64_t chunk_stats;       // ChunkStats of the preparation
   int64_t chunk_sums[2];     // double[chunks, 3, dim]: sums, minima, maxima of coordinates
-  int64_t linear_value;      // double[row blocks]: sum P z of a row block
+  int64_t linear_value;      // double[row blocks]: sum P z of a row block, or sum P C
+  int64_t row_mass;          // double[n]: of entries found; sparse plans
   int64_t bound_psi[2], bound_log_weight[2], bound_lack[2], bound_partial, bound_stats;
   int64_t bytes;  // Of a member.
 };
@@ -76,9 +87,10 @@ struct Job {
   bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
   bool streamed;              // transport_stream.cu, in float32.
   bool finish_soon;           // The iteration that comes is the last.
+  bool halves;                // Clouds are there as halves.
   int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
   Precision precision;
-  TransportInputs in;
+  TransportInputs in;  // kappa: of any cost of points.
   SolverOptions solver;
   Outputs out;
   char* workspace;

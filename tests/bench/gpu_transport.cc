@@ -92,6 +92,7 @@ struct Row {
   double tolerance = 0;
   bool symmetric = false, over_relaxation = true, gradient = false, mixture = false;
   Precision precision = Precision::kStrict;
+  PointCost cost = PointCost::kSquaredEuclidean;
   bool check = true;
   int repeats = 20;
 };
@@ -142,6 +143,7 @@ Problem ProblemOf(const Row& row, const Inputs& in, const Answer& answer, Precis
   if (row.dense) p.transport.cost.data = in.cost->data();
   if (!row.dense) p.transport.x.data = in.x->data();
   if (!row.dense) p.transport.y.data = in.y->data();
+  p.transport.point_cost = row.cost;
   p.solver.epsilon = row.epsilon;
   p.solver.max_iterations = row.iterations;
   p.solver.tolerance = row.tolerance;
@@ -254,10 +256,11 @@ void Measure(const Row& row, const DeviceInfo& device, Context* context) {
   }
   std::sort(seconds.begin(), seconds.end());
   std::printf(
-      "{\"name\": \"%s\", \"dense\": %d, \"count\": %ld, \"n\": %ld, \"m\": %ld, \"dim\": %ld, \"epsilon\": %g, "
+      "{\"name\": \"%s\", \"dense\": %d, \"cost\": %d, \"count\": %ld, \"n\": %ld, \"m\": %ld, \"dim\": %ld, "
+      "\"epsilon\": %g, "
       "\"precision\": \"%s\", \"median_ms\": %.4f, \"min_ms\": %.4f, \"error_eps\": %.3g, \"iterations\": %d, "
       "\"gradient_error\": %.3g, \"error_a\": %.3g, \"error_b\": %.3g, \"workspace_mb\": %.1f}\n",
-      row.name.c_str(), row.dense, row.count, row.n, row.m, row.dim, row.epsilon,
+      row.name.c_str(), row.dense, static_cast<int>(row.cost), row.count, row.n, row.m, row.dim, row.epsilon,
       row.precision == Precision::kFast ? "FAST" : "STRICT", seconds[seconds.size() / 2] * 1e3, seconds[0] * 1e3, error,
       convergence.iterations, gradient_error, convergence.marginal_error_a, convergence.marginal_error_b,
       cuda::Transport()->WorkspaceBytes(device, problems[0]) / 1e6);
@@ -356,6 +359,22 @@ std::vector<Row> Rows(const std::string& argument) {
       });
     }
   }
+  // Every cost of points, when asked for.
+  constexpr PointCost kCosts[] = {PointCost::kSquaredEuclidean, PointCost::kEuclidean, PointCost::kCosine,
+                                  PointCost::kNegativeDot};
+  if (chosen == "costs") {
+    const int64_t shapes[][3] = {{1, 10000, 64}, {1, 10000, 3}, {256, 64, 64}, {256, 256, 64}, {64, 512, 3}};
+    for (const auto& [count, n, dim] : shapes) {
+      for (PointCost cost : kCosts) {
+        for (bool gradient : {false, true}) {
+          add("costs", [&](Row* r) {
+            r->count = count, r->n = r->m = n, r->dim = dim, r->cost = cost, r->gradient = gradient, r->repeats = 5;
+            r->iterations = n == 10000 ? 10 : 50;
+          });
+        }
+      }
+    }
+  }
   // Every shape of kernel against float64, when asked for.
   if (chosen == "checks") {
     for (int64_t dim : {1, 3, 16, 17, 32, 33, 64, 65, 100, 128, 200, 512, 784, 1024}) {
@@ -389,7 +408,11 @@ std::vector<Row> Rows(const std::string& argument) {
             [&](Row* r) { r->n = 600, r->m = 520, r->dim = dim, r->precision = precision, r->gradient = true; });
       }
     }
-    add("tiny", [](Row* r) { r->n = 40, r->m = 60, r->dim = 5, r->gradient = true; });
+    for (PointCost cost : kCosts) {
+      for (const auto& [n, m] : {std::make_pair(40, 60), std::make_pair(600, 520), std::make_pair(1030, 60)}) {
+        add("tiny", [&](Row* r) { r->n = n, r->m = m, r->dim = 5, r->gradient = true, r->cost = cost; });
+      }
+    }
     add("tiny", [](Row* r) { r->n = 100, r->m = 120, r->dim = 5, r->tolerance = 1e-3; });
     add("tiny", [](Row* r) { r->n = 530, r->m = 520, r->dim = 2, r->tolerance = 1e-3; });
     for (int64_t n : {60, 120, 250, 400, 2048}) {

@@ -58,6 +58,7 @@ Case RandomTransportCase(Random* random, uint64_t seed, int64_t largest) {
     c.wanted |= kPrimalBound;
   }
   c.output_dtype = random->Chance(0.5) ? DType::kFloat32 : DType::kFloat64;
+  if (!dense && random->Chance(0.5)) c.problem.transport.point_cost = static_cast<PointCost>(random->Integer(1, 3));
   return c;
 }
 

@@ -105,6 +105,18 @@ TEST_P(PointCostsTest, Shapes) {
   }
 }
 
+// Where a GPU changes its ways: clusters of 2 to 16 blocks, coordinates by 64, and clouds that no chip holds.
+TEST_P(PointCostsTest, LargerShapes) {
+  const int64_t shapes[][3] = {{200, 129, 5}, {20, 255, 65},  {300, 7, 129}, {520, 300, 2},  {900, 5, 64},
+                               {33, 1500, 1}, {1030, 3, 100}, {3, 1040, 33}, {1030, 1, 200}, {60, 1100, 10}};
+  uint64_t seed = 200;
+  for (PointCost cost : kCosts) {
+    for (const auto& [n, m, dim] : shapes) {
+      Check(Clouds(cost, n, m, dim, 0.3, ++seed), 2, absl::StrCat(n, " x ", m, " d ", dim));
+    }
+  }
+}
+
 TEST_P(PointCostsTest, ManyIterationsAndThousands) {
   for (PointCost cost : kCosts) {
     Check(Clouds(cost, 59, 61, 3, 5e-3, 30), 80, "80 iterations");
@@ -208,6 +220,56 @@ TEST_P(PointCostsTest, Debiased) {
                   1e-8);
       ExpectClose("point cost, debiased gradient_y", answer.gradient_y.values(), DivergenceGradientY(problem, at, g_bb),
                   1e-8);
+    }
+  }
+}
+
+// In float32, where the self problems have kernels of their own; at convergence, so at the potentials' tolerance.
+TEST_P(PointCostsTest, DebiasedInStrict) {
+  constexpr double kSlope = 4;  // Of any cost here in a coordinate.
+  for (PointCost cost : kCosts) {
+    for (int64_t dim : {3, 70}) {
+      SCOPED_TRACE(absl::StrCat(NameOf(cost), " d ", dim));
+      Transport problem = Clouds(cost, 65, 50, dim, 0.5, 95);
+      Case c = CaseOf(problem, "debiased", DType::kFloat64);
+      c.solver().debias = true;
+      c.solver().max_iterations = 20000;
+      c.solver().tolerance = 1e-6;
+      c.wanted = kGradientPoints | kProjections;
+      const Answer answer = SolveAlone(backend(), c);
+      const Potentials at = Converge(problem);
+      const Vector f_aa = ConvergeSymmetric(SelfProblemA(problem)), g_bb = ConvergeSymmetric(SelfProblemB(problem));
+      const double value = Divergence(problem, at, f_aa, g_bb);
+      ExpectClose("point cost, STRICT debiased value", answer.value, {value},
+                  2 * ValueRoom(0.5, Value(problem, at), Precision::kStrict));
+      const double room = kSlope * 1e-4 / 50;
+      ExpectClose("point cost, STRICT debiased gradient_x", answer.gradient_x.values(),
+                  DivergenceGradientX(problem, at, f_aa), room);
+      ExpectClose("point cost, STRICT debiased gradient_y", answer.gradient_y.values(),
+                  DivergenceGradientY(problem, at, g_bb), room);
+      ExpectClose("point cost, STRICT debiased projection_x", answer.projection_x.values(), ProjectionX(problem, at),
+                  2e-3);
+    }
+  }
+}
+
+// A backend may solve FAST as STRICT; it may not be worse than rounding coordinates to 11 bits makes it.
+TEST_P(PointCostsTest, FastIsAtLeastTf32) {
+  for (PointCost cost : kCosts) {
+    for (int64_t n : {50, 1050}) {
+      Case c = CaseOf(Clouds(cost, n, 60, 8, 0.5, 97), "fast");
+      c.solver().max_iterations = 10;
+      c.solver().precision = Precision::kFast;
+      c.wanted = kPotentials | kGradientPoints;
+      const Answer answer = SolveAlone(backend(), c);
+      const Transport problem = MemberTransport(c);
+      const Potentials reference = Iterate(problem, 10);
+      // Displaces points of size up to sqrt(8) by 2^-11 of it, and costs by that much times a slope of up to 3.
+      const double room = 2 * 3 * 3 * std::ldexp(1.0, -11);
+      ExpectClose("point cost, FAST f", answer.f.values(), reference.f, room);
+      Vector rooms;  // Densities are off by exp(room / eps) and slopes by the displacement, twice.
+      for (double sum : PlanRowSums(problem, reference)) rooms.insert(rooms.end(), 8, 3 * std::expm1(2 * room) * sum);
+      ExpectClose("point cost, FAST gradient_x", answer.gradient_x.values(), GradientX(problem, reference), rooms);
     }
   }
 }

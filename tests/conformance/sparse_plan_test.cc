@@ -1,7 +1,9 @@
 // The larger entries of a plan: those of the dense plan, no more, no less, in order.
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/conformance/backends.h"
 #include "tests/conformance/check.h"
 #include "tests/conformance/random_problems.h"
@@ -24,7 +26,7 @@ class SparsePlanTest : public ConformanceTest {
 
   // The dense plan, thresholded, is what must come back, to the bit.
   void Check(Case c, double threshold) {
-    c.wanted = kPlan;
+    c.wanted |= kPlan;
     c.problem.outputs.sparse_plan.threshold = threshold;
     c.problem.outputs.sparse_plan.max_entries = c.problem.n * c.problem.m;
     const Answer answer = SolveAlone(backend(), c);
@@ -89,9 +91,59 @@ TEST_P(SparsePlanTest, BatchesAndSizes) {
   c.b = Tensor::Shared(c.b.values());
   c.solver().max_iterations = 10;
   Check(c, 1e-3);
+  for (const auto& [n, m] : {std::pair<int64_t, int64_t>{1, 1}, {1, 200}, {300, 1}, {65, 64}, {129, 33}, {2100, 7}}) {
+    Case odd = CaseOf(RandomClouds(n, m, 2, 0.05, 6), "odd");
+    odd.solver().max_iterations = 4;
+    Check(odd, 1e-5);
+  }
   Case large = CaseOf(RandomClouds(701, 903, 3, 0.005, 5), "large");
   large.solver().max_iterations = 5;
   Check(large, 1e-5);
+}
+
+// Whatever else is asked for, and whatever the cost: exponents too large for float32, distances, costs in halves.
+TEST_P(SparsePlanTest, AnySourceOfTheDensePlan) {
+  for (Precision precision : {Precision::kStrict, Precision::kFast, Precision::kDouble}) {
+    for (PointCost cost :
+         {PointCost::kSquaredEuclidean, PointCost::kEuclidean, PointCost::kCosine, PointCost::kNegativeDot}) {
+      for (double epsilon : {1e-4, 0.2}) {
+        Case c = CaseOf(RandomClouds(67, 130, 5, epsilon, 7), "cost");
+        c.problem.transport.point_cost = cost;
+        c.solver().precision = precision;
+        c.solver().max_iterations = 20;
+        c.solver().rho_a = 0.5;
+        c.wanted = kSums | kValueLinear | kGradientPoints;
+        Check(c, 1e-4);
+      }
+    }
+    Case halves = CaseOf(RandomDense(70, 90, 0.05, 8), "halves", DType::kFloat16);
+    halves.solver().precision = precision;
+    halves.solver().max_iterations = 5;
+    Check(halves, 1e-4);
+  }
+}
+
+// Annealed, debiased, with a tolerance, among others: the lists of all come from one slice.
+TEST_P(SparsePlanTest, Company) {
+  std::vector<Case> cases;
+  for (int k = 0; k < 12; ++k) {
+    Case c = CaseOf(k % 3 == 0 ? RandomDense(20 + k, 31, 0.05, 20 + k) : RandomClouds(20 + 9 * k, 31, 3, 0.05, 20 + k),
+                    absl::StrCat("company ", k));
+    c.wanted = kPlan | kPotentials;
+    c.solver().max_iterations = 30;
+    c.solver().tolerance = k % 2 == 0 ? 0 : 1e-3;
+    c.solver().epsilon_decay = k % 4 == 0 ? 0.5 : 0;
+    c.solver().debias = k % 3 == 1;
+    c.problem.outputs.sparse_plan.threshold = k % 5 * 1e-3;
+    c.problem.outputs.sparse_plan.max_entries = k == 7 ? 3 : k == 8 ? 0 : c.problem.n * c.problem.m;
+    cases.push_back(c);
+  }
+  std::vector<const Case*> together;
+  for (const Case& c : cases) together.push_back(&c);
+  const std::vector<Answer> answers = SolveTogether(backend(), together);
+  for (size_t k = 0; k < cases.size(); ++k) {
+    EXPECT_EQ(DifferenceInBits(answers[k], SolveAlone(backend(), cases[k])), "") << cases[k].name;
+  }
 }
 
 INSTANTIATE_ON_BACKENDS(SparsePlanTest);

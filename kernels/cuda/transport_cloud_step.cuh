@@ -1,0 +1,217 @@
+// Half steps between clouds in float32: products of split halves on tensor cores, log-sum-exps on the fly.
+//
+// A block has kCloudRows rows and streams over tiles of kCloudTile columns (transport_cloud_stream.cuh); each of its
+// four warpgroups has 64 rows.
+//
+// Sums need no maximum: a row's potential before tells about how large its sum will be, and what it tells is taken off
+// the exponents; all rows of a block share one such number where theirs are near. Where nothing is known yet, or sums
+// have left a safe range, they are kept under running maxima, one for each thread's columns of a row.
+//
+// Before Hopper: the same tiles, one at a time, by mma.sync, whose results lie in registers alike.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STEP_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STEP_CUH_
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_cloud.cuh"
+#include "kernels/cuda/transport_cloud_stream.cuh"
+#include "kernels/cuda/transport_hopper.cuh"
+#include "kernels/cuda/transport_launch.h"
+
+namespace sinkhorn {
+namespace cuda {
+
+// What becomes of products before they are exponents: nothing. transport_cloud_distances.cu has another.
+struct ProductCost {
+  static constexpr bool kIsProduct = true;  // They are multiplied by the context's factor.
+  __device__ ProductCost(const Member&, const CloudContext&) {}
+  // Before the tiles; what a tile's columns need: loaded, then stored when the tile before has been read.
+  __device__ void Begin(const CloudContext&) {}
+  __device__ void Load(const CloudContext&, int /*tile*/) {}
+  __device__ void Store(int /*parity*/) {}
+  __device__ void Apply(const CloudContext&, int /*tile*/, float (&)[16][4]) {}
+};
+
+// What exponents are taken off before they are summed.
+enum class Level {
+  kShared,    // One number for all rows of the block, which the columns' terms hold already.
+  kExpected,  // What a row's sum is expected to be.
+  kLargest,   // The largest exponent of a thread's columns so far.
+};
+constexpr float kSharedRange = 40;  // Powers of 2 from a shared level to a row's own: half of what is safe.
+
+// A thread's two rows: sums of 2^(exponent - level).
+struct Running {
+  float level[2], sum[2];
+
+  // `expected`: the levels, throughout, where they are known.
+  template <Level kLevel>
+  __device__ void Begin(const float (&expected)[2]) {
+    for (int row = 0; row < 2; ++row) {
+      level[row] = kLevel == Level::kLargest ? static_cast<float>(kVoid) : expected[row];
+      sum[row] = 0;
+    }
+  }
+  // The exponents of one tile. `terms`: the tile's columns'.
+  template <Level kLevel>
+  __device__ void Add(float (&acc)[16][4], float factor, const float* terms) {
+    const float2* mine = reinterpret_cast<const float2*>(terms) + threadIdx.x % 4;
+    if constexpr (kLevel != Level::kLargest) {
+      float s[2][2] = {{sum[0], 0}, {sum[1], 0}};
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const float2 term = mine[4 * j];
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          float e0 = fmaf(acc[j][2 * row], factor, term.x), e1 = fmaf(acc[j][2 * row + 1], factor, term.y);
+          if constexpr (kLevel == Level::kExpected) e0 -= level[row], e1 -= level[row];
+          s[row][0] += FastExp2(e0);
+          s[row][1] += FastExp2(e1);
+        }
+      }
+      sum[0] = s[0][0] + s[0][1];
+      sum[1] = s[1][0] + s[1][1];
+    } else {
+      float largest[2] = {level[0], level[1]};
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const float2 term = mine[4 * j];
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          float &e0 = acc[j][2 * row], &e1 = acc[j][2 * row + 1];
+          e0 = fmaf(e0, factor, term.x);
+          e1 = fmaf(e1, factor, term.y);
+          largest[row] = fmaxf(largest[row], fmaxf(e0, e1));
+        }
+      }
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float s0 = sum[row] * FastExp2(level[row] - largest[row]), s1 = 0;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+          s0 += FastExp2(acc[j][2 * row] - largest[row]);
+          s1 += FastExp2(acc[j][2 * row + 1] - largest[row]);
+        }
+        sum[row] = s0 + s1;
+        level[row] = largest[row];
+      }
+    }
+  }
+  // The whole row's log2 sum, in the first of its four threads.
+  __device__ double Total(int row) const {
+    float largest = level[row];
+    for (int lane = 1; lane <= 2; lane *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
+    float total = sum[row] * FastExp2(level[row] - largest);
+    for (int lane = 1; lane <= 2; lane *= 2) total += __shfl_xor_sync(0xffffffffu, total, lane);
+    return threadIdx.x % 4 == 0 ? largest + log2(static_cast<double>(total)) : 0;
+  }
+  // Of rows whose level was expected.
+  __device__ bool IsSafe(int row) const {
+    float total = sum[row];
+    for (int lane = 1; lane <= 2; lane *= 2) total += __shfl_xor_sync(0xffffffffu, total, lane);
+    return total > 0x1p-80f && total < 0x1p+100f;
+  }
+};
+
+// A thread's two rows over all tiles of the block.
+template <Level kLevel, Parts kParts, typename Columns, typename Cost>
+__device__ void SumTiles(const CloudContext& c, const float (&expected)[2], float (&terms)[kGroups][2][kCloudTile],
+                         Columns* stream, Cost* cost, Running* running) {
+  const int group = threadIdx.x / 128, column = threadIdx.x % 128;
+  const float factor = Cost::kIsProduct ? c.factor : 1;
+  const int depths = kParts == Parts::kOne ? 1 : c.depths;
+  running->Begin<kLevel>(expected);
+  cost->Begin(c);
+  const float off = kLevel == Level::kShared ? expected[0] : 0;
+  terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column), off);
+  for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
+    // Of the next tile: loaded now, used when it has come.
+    const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
+    cost->Load(c, tile + 1);
+    float acc[16][4];
+    for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
+    WaitForTerms();
+    cost->Apply(c, tile, acc);
+    running->Add<kLevel>(acc, factor, terms[group][parity]);
+    terms[group][parity ^ 1][column] = c.TermOf(next, off);
+    cost->Store(parity ^ 1);
+  }
+}
+
+template <int kPlanes, Parts kParts, typename Cost>
+__global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable table, int side, Pass pass) {
+  __shared__ CloudContext c;
+  __shared__ float terms[kGroups][2][kCloudTile];
+  __shared__ double sums[kCloudRows];
+  constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
+  using Columns = Stream<kPlanes, kParts, kGroups>;
+  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
+  // 1. Whose rows.
+  AllowNextKernel();
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  const RowBlock block = FindRowBlock(job, work.block, side, job.engines, Geometry::kCloud);
+  const Member member{job, block.member};
+  if (threadIdx.x == 0) {
+    Columns::Init(full, empty);
+    FillShape(member, block, side, &c);
+  }
+  AwaitKernelBefore();
+  const EngineState* state = member.state(block.engine);
+  if (state->mode != kFloat || (pass == Pass::kIterate && state->stopped)) return;
+  if (threadIdx.x == 0) FillState(member, side, pass, &c);
+  const int row0 = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // This thread's rows: this and 8 more.
+  __syncthreads();                                                // The context is there.
+
+  // 2. Tiles of columns.
+  Cost cost(member, c);
+  Columns stream(c, full, empty);
+  stream.Begin();
+  Running running;
+  // Products of more coordinates take longer than their exponentials either way, and leave rows further from what they
+  // were.
+  const bool known = kParts == Parts::kOne && state->iterations > 0 && !state->starting;
+  bool safe = known;
+  if (known) {
+    float expected[2];
+    const float first = c.ExpectedLevel(0), shared[2] = {first, first};
+    bool near = true;
+    for (int row = 0; row < 2; ++row) {
+      expected[row] = c.ExpectedLevel(row0 + 8 * row);
+      near = near && (fabsf(expected[row] - first) < kSharedRange || !c.IsRow(row0 + 8 * row));
+    }
+    if (__syncthreads_and(near) != 0) {
+      SumTiles<Level::kShared, kParts>(c, shared, terms, &stream, &cost, &running);
+    } else {
+      SumTiles<Level::kExpected, kParts>(c, expected, terms, &stream, &cost, &running);
+    }
+    for (int row = 0; row < 2; ++row) safe = (running.IsSafe(row) || !c.IsRow(row0 + 8 * row)) && safe;
+  }
+  if (__syncthreads_and(safe) == 0) {
+    const float none[2] = {0, 0};
+    if (known) stream.Begin();
+    SumTiles<Level::kLargest, kParts>(c, none, terms, &stream, &cost, &running);
+  }
+
+  // 3. What becomes of the rows.
+  for (int row = 0; row < 2; ++row) {
+    const double total = running.Total(row);
+    if (threadIdx.x % 4 == 0) sums[row0 + 8 * row] = total;
+  }
+  __syncthreads();
+  const double lse = threadIdx.x < kCloudRows ? sums[threadIdx.x] + c.reference * c.scale : 0;
+  FinishRows(member, c.block, side, pass, 0, lse, Geometry::kCloud);
+}
+
+// A launch of one of these kernels.
+inline void LaunchStep(void (*kernel)(LaunchTable, int, Pass), const LaunchTable& table, int64_t blocks, int planes,
+                       int dim, bool hopper, int side, Pass pass, cudaStream_t stream) {
+  const int tiles = hopper ? StreamTiles(planes, PartsOf(planes, dim), CloudDepths(dim), kGroups) : 3;
+  const size_t smem_bytes = static_cast<size_t>(tiles) * planes * kCloudTile * CloudRowBytes(dim) + kPlaneAlignment;
+  if (!hopper) return LaunchKernel(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side, pass);
+  LaunchOverlapping(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side, pass);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STEP_CUH_

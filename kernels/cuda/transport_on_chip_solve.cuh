@@ -1,0 +1,416 @@
+// Whole solves of small float32 problems: the plan's densities stay in registers, all iterations in one launch.
+//
+// T_ij = 2^(z_ij + row frame_i + column frame_j) lies in the registers of a block, or of a cluster of blocks (Hopper),
+// 64 to 256 entries a thread, and scalings are iterated: u_i = 1 / sum_j T_ij b_j v_j and v_j = 1 / sum_i T_ij a_i u_i,
+// two fused multiply-adds an entry and iteration instead of two exponentials. Frames: potentials as T was made.
+// When scalings drift away from 1 the iteration is done by log-sum-exps instead, and T made anew; so is the first.
+// Every kOnChipChunk iterations T is made anew whatever happens, so that a solve may be cut there without changing its
+// bits.
+//
+// A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then, each by the block that
+// owns it, over the cluster's; their new weights go to all blocks, so that all know the same and decide alike.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SOLVE_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SOLVE_CUH_
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_cluster.cuh"
+#include "kernels/cuda/transport_hopper.cuh"
+#include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_on_chip_safe.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+constexpr float kTiny = 0x1p-80f, kHuge = 0x1p+80f;  // Sums outside may have lost entries that count.
+constexpr float kDrift = 0x1p+36f;                   // Scalings stay within [1 / kDrift, kDrift].
+
+// What needs logarithms in double is called, not inlined: the densities need the registers. `shift`: what is added to
+// the frame's part of the potential, in units of the cost.
+static __device__ __noinline__ float RelaxedScaling(float frame, float old, float sum, double shift, double scale,
+                                                    double epsilon, double rho, double relax) {
+  const double phi = (frame + log2(static_cast<double>(old))) / scale;
+  const double lse = log2(static_cast<double>(sum)) - frame;
+  const double next = HalfStep(phi, lse, scale, shift, epsilon, rho, relax);
+  return static_cast<float>(exp2(fmin(fmax(next * scale - frame, -100.0), 100.0)));
+}
+static __device__ __noinline__ double RelaxedTarget(float frame, float scaling, double shift, double scale,
+                                                    double rho) {
+  return TargetRatio((frame + log2(static_cast<double>(scaling))) / scale + shift, rho);
+}
+
+// The solve.
+template <Source kSource, int kTiles>
+class OnChip : private OnChipSafe<kSource, kTiles> {
+ public:
+  using Base = OnChipSafe<kSource, kTiles>;
+  using Base::Base;
+  using typename Base::Memory;
+  using typename Base::S;
+
+  __device__ void Run(int chunks) {
+    Load();
+    // Iterations of a fixed number are not judged; plain ones need no logarithms.
+    const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]);
+    const int more = job_.finish_soon ? 1 : chunks * kOnChipChunk;
+    const int last = min(job_.solver.max_iterations, m_.state[0].iterations + more);
+    int parity = 0;  // Of scalings and state.
+    bool safe = m_.state[0].iterations == 0;
+    while (true) {
+      MakeExponents();
+      if (safe) SafeIteration(&parity);
+      MakeDensities(parity);
+      bool ends = Ends(parity, last);
+      safe = false;
+      if (!ends) {
+        const int begun = m_.state[parity].iterations;
+        const int until = min(last, (begun / kOnChipChunk + 1) * kOnChipChunk);
+        safe = plain ? IteratePlainly(&parity, until) : IterateJudged(&parity, until);
+        FreezePotentials(parity);
+        ends = !safe && Ends(parity, last);
+      }
+      if (!ends) continue;
+      Store(parity);
+      if (m_.state[parity].stopped) Measure(parity);
+      return;
+    }
+  }
+
+ private:
+  using Base::Column;
+  using Base::first_row;
+  using Base::FreezePotentials;
+  using Base::heard_error_;
+  using Base::IsOwner;
+  using Base::IsRow;
+  using Base::job_;
+  using Base::lane_;
+  using Base::Load;
+  using Base::m_;
+  using Base::MakeDensities;
+  using Base::MakeExponents;
+  using Base::member_;
+  using Base::Owned;
+  using Base::OwnedColumn;
+  using Base::rank_;
+  using Base::Read;
+  using Base::ReadEntries;
+  using Base::Row;
+  using Base::SafeIteration;
+  using Base::scale;
+  using Base::size;
+  using Base::Spread;
+  using Base::warp_;
+  using Base::Write;
+  template <bool kLargest>
+  __device__ float Gather(bool told = false, double error = 0) {
+    return Base::template Gather<kLargest>(told, error);
+  }
+
+  __device__ bool Ends(int parity, int last) const {
+    return m_.state[parity].stopped || m_.state[parity].iterations >= last;
+  }
+
+  // ---- Iterations by scalings -------------------------------------------------------------------------------------
+
+  // The sum of row RowOf() of this warp over its lanes: halves of the rows change hands until one is left.
+  __device__ float SumRow(float (&s)[S::kRows]) const {
+    Halve<S::kRows / 2>(s);
+    for (int lane = 16 / S::kRows; lane > 0; lane /= 2) s[0] += __shfl_xor_sync(0xffffffffu, s[0], lane);
+    return s[0];
+  }
+  template <int kCount>
+  __device__ void Halve(float (&s)[S::kRows]) const {
+    constexpr int kLane = 32 * kCount / S::kRows;
+    const bool upper = (lane_ & kLane) != 0;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float send = upper ? s[k] : s[k + kCount], keep = upper ? s[k + kCount] : s[k];
+      s[k] = keep + __shfl_xor_sync(0xffffffffu, send, kLane);
+    }
+    if constexpr (kCount > 1) Halve<kCount / 2>(s);
+  }
+  __device__ int RowOf() const { return Row(lane_ / (32 / S::kRows)); }
+  __device__ bool IsRowsFirstLane() const { return lane_ % (32 / S::kRows) == 0; }
+
+  __device__ float RowSum(int parity) const {
+    float s[S::kRows];
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) s[r] = 0;
+#pragma unroll
+    for (int g = 0; g < S::kGroups; ++g) {
+      float weight[S::kWidth];
+      Read(m_.weight[parity] + Column(g), weight);
+#pragma unroll
+      for (int r = 0; r < S::kRows; ++r) {
+        float e[S::kWidth];
+        ReadEntries(r, g, e);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) s[r] = fmaf(e[k], weight[k], s[r]);
+      }
+    }
+    return SumRow(s);
+  }
+  // Into parts; `parity`: of the rows' weights.
+  __device__ void AddColumns(int parity) {
+    float weight[S::kRows];
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) weight[r] = m_.rows.weight[parity][Row(r)];
+#pragma unroll
+    for (int g = 0; g < S::kGroups; ++g) {
+      float s[S::kWidth];
+#pragma unroll
+      for (int k = 0; k < S::kWidth; ++k) s[k] = 0;
+#pragma unroll
+      for (int r = 0; r < S::kRows; ++r) {
+        float e[S::kWidth];
+        ReadEntries(r, g, e);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) s[k] = fmaf(e[k], weight[r], s[k]);
+      }
+      Write(s, m_.parts[warp_] + Column(g));
+    }
+  }
+  // Whether columns' weights are numbers; all warps of the cluster find the same.
+  __device__ bool AreGood(int parity) const {
+    bool good = true;
+    for (int j = lane_; j < S::kMost; j += 32) good = good && !isnan(m_.weight[parity][j]);
+    return __all_sync(0xffffffffu, good);
+  }
+
+  // The new scaling of a row or column whose sum is `sum`, and whether it may be kept. `shift`: what is added to the
+  // frame's part of the potential.
+  template <bool kPlain>
+  __device__ bool NewScaling(float frame, double shift, float old, float sum, double rho, double relax,
+                             float* scaling) const {
+    *scaling = FastReciprocal(sum);
+    if constexpr (kPlain) return sum > 1 / kDrift && sum < kDrift;
+    if (relax != 1 || !isinf(rho)) {
+      *scaling = RelaxedScaling(frame, old, sum, shift, m_.scale, m_.epsilon, rho, relax);
+    }
+    return sum > kTiny && sum < kHuge && *scaling<kDrift&& * scaling> 1 / kDrift;
+  }
+  __device__ double RowError(int k, float scaling, float sum) const {
+    const double mass = m_.rows.mass[k], rho = m_.rho[0];
+    if (mass == 0) return 0;
+    const double shift = m_.rows.shift[k] - m_.reference;
+    const double target = isinf(rho) ? 1 : RelaxedTarget(m_.rows.frame[k], scaling, shift, scale(), rho);
+    return mass * fabs(static_cast<double>(scaling) * sum - target);
+  }
+
+  // Iterates up to `until` iterations; true if the next must be done by log-sum-exps. Nothing is judged, and the state
+  // moves at the end.
+  __device__ bool IteratePlainly(int* parity, int until) {
+    const int home = *parity, wanted = until - m_.state[home].iterations;
+    int done = 0;
+    bool good = true;
+    while (good && done < wanted) {
+      good = Iterate<true>(*parity);
+      if (good) ++done, *parity ^= 1;
+    }
+    if (!UndoIfBad(good, done, parity)) --done;
+    __syncthreads();
+    if (threadIdx.x == 0 && done > 0) {
+      EngineState next = m_.state[home];
+      next.iterations += done;
+      next.parity ^= done & 1;
+      StopAtLimit(job_, &next);
+      m_.state[*parity] = next;
+    }
+    __syncthreads();
+    return done < wanted;
+  }
+  __device__ bool IterateJudged(int* parity, int until) {
+    int done = 0;
+    while (!m_.state[*parity].stopped && m_.state[*parity].iterations < until) {
+      if (!Iterate<false>(*parity)) {
+        UndoIfBad(false, done, parity);
+        return true;
+      }
+      ++done;
+      *parity ^= 1;
+      if (m_.discard) {
+        CopyScalings(*parity ^ 1, *parity);  // The state alone is new.
+        return false;
+      }
+    }
+    return !UndoIfBad(true, done, parity);
+  }
+  // Whether a sum was bad shows in the columns' weights, an iteration later: back to before it. True if none was.
+  __device__ bool UndoIfBad(bool good, int done, int* parity) const {
+    if (done == 0 || (good && AreGood(*parity))) return true;
+    *parity ^= 1;
+    return false;
+  }
+  __device__ void CopyScalings(int from, int to) {
+    for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
+      m_.rows.scaling[to][k] = m_.rows.scaling[from][k];
+      m_.rows.weight[to][k] = m_.rows.weight[from][k];
+    }
+    for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) m_.weight[to][j] = m_.weight[from][j];
+    if (IsOwner()) m_.scaling[to][Owned()] = m_.scaling[from][Owned()];
+    __syncthreads();
+  }
+
+  // One iteration into the other parity; false, with nothing done, if the one before must be done by log-sum-exps. What
+  // is bad spoils the weights of columns: rows of a block its parts of them, columns their own; and they, every row's
+  // sum of the next iteration.
+  template <bool kPlain>
+  __device__ bool Iterate(int parity) {
+    const double relax = kPlain ? 1 : m_.state[parity].relax;
+    const bool judged = !kPlain && job_.solver.tolerance > 0;
+    // 1. Rows: this warp's own.
+    const int row = RowOf();
+    const float old = m_.rows.scaling[parity][row], sum = RowSum(parity);
+    if (__any_sync(0xffffffffu, isnan(sum))) return false;
+    float u;
+    const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
+    const bool good = NewScaling<kPlain>(m_.rows.frame[row], row_shift, old, sum, m_.rho[0], relax, &u);
+    if (IsRowsFirstLane()) {
+      m_.rows.scaling[parity ^ 1][row] = IsRow(row) ? u : 1;
+      m_.rows.weight[parity ^ 1][row] = IsRow(row) ? (good ? m_.rows.mass[row] * u : NAN) : 0;
+    }
+    if (judged) {
+      double error = IsRowsFirstLane() && IsRow(row) ? RowError(row, old, sum) : 0;
+      for (int lane = 16; lane > 0; lane /= 2) error += __shfl_xor_sync(0xffffffffu, error, lane);
+      if (lane_ == 0) m_.errors[warp_] = error;
+    }
+    __syncwarp();
+    // 2. Columns: parts of all warps, of all blocks.
+    AddColumns(parity ^ 1);
+    __syncthreads();  // Parts and errors are there.
+    double error = 0;
+    for (int w = 0; w < S::kWarps && judged; ++w) error += m_.errors[w];
+    const float column = Gather<false>(judged, error);
+    const int j = OwnedColumn();
+    float v;
+    const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
+    const bool kept =
+        NewScaling<kPlain>(m_.frame[j], column_shift, m_.scaling[parity][Owned()], column, m_.rho[1], relax, &v);
+    if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = j < size(1) ? v : 1;
+    if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
+    Spread(j < size(1) ? (kept ? m_.mass[j] * v : NAN) : 0.0f, m_.weight[parity ^ 1]);
+    return true;
+  }
+  // The state after this iteration, should it be kept.
+  __device__ void Decide(int parity, double error) {
+    EngineState next = m_.state[parity];
+    EndRows(job_, 0, &next, error);
+    m_.discard = next.stopped;
+    if (!next.stopped) EndColumns(job_, 0, &next, 0);
+    m_.state[parity ^ 1] = next;
+  }
+
+  // ---- Ends -------------------------------------------------------------------------------------------------------
+
+  // What was written to memory is seen by the cluster's blocks.
+  __device__ static void PublishToCluster() {
+    __threadfence();
+    if (S::kCluster) SyncCluster();
+    __syncthreads();
+    __threadfence();
+  }
+
+  __device__ void Store(int parity) {
+    __syncthreads();
+    const int at = m_.state[parity].parity;
+    for (int k = threadIdx.x; k < S::kBlockRows && IsRow(k); k += S::kBlockThreads) {
+      member_.phi(0, at, 0)[first_row() + k] = m_.rows.phi[k];
+    }
+    if (rank_ == 0) {
+      for (int j = threadIdx.x; j < size(1); j += S::kBlockThreads) member_.phi(0, at, 1)[j] = m_.phi[j];
+      if (threadIdx.x == 0) *member_.state(0) = m_.state[parity];
+    }
+    PublishToCluster();
+  }
+
+  // Sums of P at the final potentials, from the densities and scalings that make them.
+  __device__ void Measure(int parity) {
+    const float row = RowSum(parity);
+    AddColumns(parity);
+    __syncthreads();
+    const float column = Gather<false>();
+    // One thread a row: through shared memory.
+    if (IsRowsFirstLane()) m_.rows.weight[parity ^ 1][RowOf()] = row;
+    __syncthreads();
+    const RowBlock block = {member_.index, 0, rank_, 0, 1};
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side) {
+      const int k = threadIdx.x, i = side == 0 ? first_row() + k : OwnedColumn();
+      const bool mine = side == 0 ? k < S::kBlockRows : IsOwner();
+      BlockStats stats = {0, 0, 0, 0, 0, 1};
+      if (mine && i < size(side)) {
+        const double sum = side == 0 ? m_.rows.weight[parity ^ 1][k] : column;
+        const double frame = side == 0 ? m_.rows.frame[k] : m_.frame[i];
+        const double reference = side == 0 ? -m_.reference : m_.reference;
+        MeasureRow(member_, block, side, i, log2(sum) - (frame / scale() + reference) * scale(), scale(), &stats);
+      }
+      const int first = side == 0 ? first_row() : rank_ * this->owned_;
+      if (first < size(side)) StoreStats(stats, true, member_.stats(0, side) + rank_);
+    }
+    PublishToCluster();
+    if (rank_ != 0) return;
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side) {
+      EndPass(member_, block, side, Pass::kMeasure, RowBlocks(job_, 0, side, Geometry::kOnChip));
+      __syncthreads();
+    }
+  }
+};
+
+template <Source kSource, int kTiles>
+__global__ void __launch_bounds__(Shape<kTiles>::kBlockThreads, Shape<kTiles>::kBlocksPerSm)
+    OnChipKernel(LaunchTable table, int chunks) {
+#if __CUDA_ARCH__ < 900
+  if constexpr (!Shape<kTiles>::kCluster) {
+#endif
+    AllowNextKernel();
+    const BlockWork work = FindWork(table, blockIdx.x);
+    const Job& job = CopyJob(table.jobs[work.job]);
+    AwaitKernelBefore();
+    const int ranks = Shape<kTiles>::kCluster ? OnChipShapeOf(job).ranks : 1;
+    const int64_t index = work.block / ranks;
+    const EngineState* state = Member{job, index}.state(0);
+    if (state->mode != kFloat || state->stopped) return;
+    using Kernel = OnChip<kSource, kTiles>;
+    Kernel(job, index, static_cast<int>(work.block % ranks),
+           reinterpret_cast<typename Kernel::Memory*>(DynamicShared()))
+        .Run(chunks);
+#if __CUDA_ARCH__ < 900
+  }
+#endif
+}
+
+template <Source kSource, int kTiles>
+void LaunchTiles(const LaunchTable& table, int64_t blocks, int ranks, int chunks, cudaStream_t stream) {
+  using S = Shape<kTiles>;
+  static_assert((S::kRows - S::kHeld) * S::kColumns <= 192 && S::kMost == S::kOwn * S::kBlockThreads, "registers");
+  const auto kernel = OnChipKernel<kSource, kTiles>;
+  const size_t smem_bytes = sizeof(OnChipMemory<kSource, S>);
+  if (ranks == 1) return LaunchNext(kernel, blocks, S::kBlockThreads, smem_bytes, stream, table, chunks);
+  if (blocks == 0) return;
+  AllowRanks(kernel, ranks);
+  AttributedLaunch launch(kernel, blocks, S::kBlockThreads, smem_bytes, stream);
+  launch.Add(ClusterOf(ranks));
+  launch.Add(Overlapping());
+  (void)cudaLaunchKernelEx(launch.config(), kernel, table, chunks);  // Errors are left for cudaGetLastError.
+}
+template <Source kSource>
+void LaunchSolves(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks, cudaStream_t stream) {
+  switch (tiles) {
+    case 1:
+      return LaunchTiles<kSource, 1>(table, blocks, ranks, chunks, stream);
+    case 2:
+      return LaunchTiles<kSource, 2>(table, blocks, ranks, chunks, stream);
+    case 4:
+      return LaunchTiles<kSource, 4>(table, blocks, ranks, chunks, stream);
+    case 8:
+      return LaunchTiles<kSource, 8>(table, blocks, ranks, chunks, stream);
+    default:
+      return LaunchTiles<kSource, 16>(table, blocks, ranks, chunks, stream);
+  }
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SOLVE_CUH_

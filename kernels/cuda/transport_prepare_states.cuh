@@ -1,0 +1,196 @@
+// The preparation's step 4: states, from the data's ranges; and how its steps are cut into blocks.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_PREPARE_STATES_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_PREPARE_STATES_CUH_
+
+#include "kernels/cuda/transport_block.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+constexpr int kChunkCosts = 16384;
+constexpr int kBlockPoints = 64;  // Rows of a block in steps 0 and 3.
+constexpr int kWarps = kThreads / 32;
+constexpr int kCentreLanes = 32;  // Coordinates of a block in step 2.
+
+__host__ __device__ inline int PointChunks(const Job& job, int side) {
+  return static_cast<int>(CeilDiv(job.size[side], ChunkPoints(job.size[side])));
+}
+__host__ __device__ inline int PointBlocks(const Job& job, int side) {
+  return static_cast<int>(CeilDiv(job.size[side], kBlockPoints));
+}
+// Of step 5: padding too, as far as kernels read.
+__host__ __device__ inline int SplitBlocks(const Job& job, int side) {
+  const int64_t points =
+      OnChipTiles(job) > 0 ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
+  return static_cast<int>(points / kBlockPoints);
+}
+__host__ __device__ inline int64_t CostChunks(const Job& job) {
+  return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
+}
+
+// Step 4.
+struct Ranges {
+  double low, high;           // Of the costs.
+  double radius[2], mass[2];  // Of the clouds; total masses.
+  double range;               // Of costs of points: that of the box around both clouds.
+  double farthest[2];         // Largest norms of points that are not centred; negative dots only.
+};
+template <bool kSquares>
+__device__ Ranges RangesOf(const Member& member) {
+  const Job& job = member.job;
+  __shared__ double scratch[kMostWarps];
+  Ranges ranges = {0, 0, {0, 0}, {0, 0}, 0, {0, 0}};
+  const ChunkStats* stats = member.At<ChunkStats>(job.at.chunk_stats);
+  if (job.dense) {
+    double low = INFINITY, high = -INFINITY;
+    const int64_t chunks = CostChunks(job);
+    for (int64_t k = threadIdx.x; k < chunks; k += kThreads) {
+      low = fmin(low, stats[k].low);
+      high = fmax(high, stats[k].high);
+    }
+    ranges.low = -BlockMax(-low, scratch);
+    ranges.high = BlockMax(high, scratch);
+    stats += chunks;
+  }
+  for (int side = 0; side < 2; ++side) {
+    double high = 0, mass = 0;
+    for (int k = threadIdx.x; k < PointBlocks(job, side); k += kThreads) {
+      high = fmax(high, stats[k].high);
+      mass += stats[k].mass;
+    }
+    ranges.radius[side] = sqrt(BlockMax(high, scratch));
+    ranges.mass[side] = BlockSum(mass, scratch);
+    stats += PointBlocks(job, side);
+  }
+  if (job.dense) return ranges;
+  double box = 0;
+  const double* x = member.At<double>(job.at.chunk_sums[0]) + job.dim;
+  const double* y = member.At<double>(job.at.chunk_sums[1]) + job.dim;
+  for (int k = threadIdx.x; k < job.dim; k += kThreads) {
+    const double side = fmax(x[job.dim + k], y[job.dim + k]) - fmin(x[k], y[k]);
+    box += side * side;
+  }
+  ranges.range = job.in.kappa * BlockSum(box, scratch);
+  if (!kSquares && SourceOf(job) == Source::kDistances) ranges.range = sqrt(ranges.range);
+  if (!kSquares && IsCosine(job)) ranges.range = 2;
+  for (int side = 0; side < 2 && !kSquares && IsNegativeDot(job); ++side) {
+    const double* centre = member.At<double>(job.at.centre[side]);
+    double centre2 = 0;
+    for (int k = threadIdx.x; k < job.dim; k += kThreads) centre2 += centre[k] * centre[k];
+    ranges.farthest[side] = ranges.radius[side] + sqrt(BlockSum(centre2, scratch));
+  }
+  return ranges;
+}
+
+// The largest exponent among products of some of the points, which stand for all. Every thread gets it.
+__device__ inline double SampleExponents(const Member& member) {
+  constexpr int kPoints = 32;
+  __shared__ double scratch[kMostWarps];
+  const Job& job = member.job;
+  double largest = 0;
+  // A warp has some points of x in turn, its lanes coordinates side by side, against eight of y at once.
+  constexpr int kOthers = 8;
+  for (int group = threadIdx.x / 32; group < kPoints * kPoints / kOthers; group += kWarps) {
+    const int64_t i = int64_t{job.size[0]} * (group * kOthers / kPoints) / kPoints;
+    const float* x = member.At<float>(job.at.points32[0]) + i * job.dim;
+    float products[kOthers] = {};
+    for (int k = threadIdx.x % 32; k < job.dim; k += 32) {
+#pragma unroll
+      for (int other = 0; other < kOthers; ++other) {
+        const int64_t j = int64_t{job.size[1]} * (group * kOthers % kPoints + other) / kPoints;
+        products[other] = fmaf(x[k], member.At<float>(job.at.points32[1])[j * job.dim + k], products[other]);
+      }
+    }
+    for (float product : products) {
+      for (int lane = 16; lane > 0; lane /= 2) product += __shfl_xor_sync(0xffffffffu, product, lane);
+      largest = fmax(largest, fabs(static_cast<double>(product)));
+    }
+  }
+  return 2 * job.in.kappa / job.solver.epsilon * BlockMax(largest, scratch);
+}
+
+// A bound of what exponents are made of, in units of the cost.
+template <bool kSquares>
+__device__ double LargestCost(const Job& job, const Ranges& r) {
+  if (job.dense) return fmax(fabs(r.low), fabs(r.high));
+  const double radius = fmax(r.radius[0], r.radius[1]), farthest = fmax(r.farthest[0], r.farthest[1]);
+  const bool debias = job.solver.debias, unbalanced = !isinf(job.solver.rho_a) || !isinf(job.solver.rho_b);
+  double largest = 2 * job.in.kappa * (debias ? radius * radius : r.radius[0] * r.radius[1]);
+  if (!kSquares && SourceOf(job) == Source::kDistances) largest = 2 * radius;
+  // Damping acts on whole potentials: their shift does not cancel.
+  if (unbalanced) largest += r.range + (debias ? farthest * farthest : r.farthest[0] * r.farthest[1]);
+  return largest;
+}
+
+// Both clouds' centres, once all points are there, become the one that they have.
+__device__ inline void ShareCentre(const Member& member) {
+  double* x = member.At<double>(member.job.at.centre[0]);
+  double* y = member.At<double>(member.job.at.centre[1]);
+  for (int k = threadIdx.x; k < member.job.dim; k += kThreads) x[k] = y[k] = (x[k] + y[k]) / 2;
+}
+
+// `sampled`: the largest exponent of a sample.
+template <bool kSquares>
+__device__ int ModeFor(const Job& job, double cost_max, double sampled) {
+  if (job.precision == Precision::kDouble) return kDouble;
+  // A float32 exponent must not spoil the potentials, nor a certificate that is asked for.
+  // FAST answers are off by more than that anyway, but for distances, which are not rounded.
+  const bool root = !kSquares && SourceOf(job) == Source::kDistances;
+  const double slack = job.precision == Precision::kFast && !root ? 16 : 1;
+  const double exponent = cost_max / job.solver.epsilon / slack, tolerance = job.solver.tolerance;
+  double limit = kFloatExponentMax;
+  if (root && job.halves) limit = kRootExponentMax;
+  // Potentials of negative dots are no larger than products, whose parts of 16 coordinates are rounded one by one.
+  if (!kSquares && IsNegativeDot(job)) limit = fmin(limit, kDotExponentMax / CeilDiv(job.dim, 16));
+  // Twice the sample's, since the largest of all is larger.
+  const double most = 2 * sampled <= limit ? kCloudExponentMax : limit;
+  return exponent > most || (tolerance > 0 && kFloatExponentError * exponent > tolerance) ? kMixed : kFloat;
+}
+
+template <bool kSquares>
+__device__ void PrepareStates(const Member& member) {
+  const Job& job = member.job;
+  const SolverOptions& solver = job.solver;
+  const Ranges r = RangesOf<kSquares>(member);
+  for (int64_t k = threadIdx.x; k < job.engines * job.at.arrival_stride; k += kThreads) {
+    member.At<unsigned>(job.at.arrivals)[k] = 0;
+  }
+  // Points may have many coordinates and small products; but with themselves they have large ones.
+  double sampled = INFINITY;
+  if (SourceOf(job) == Source::kProducts && job.halves && job.engines == 1 && job.dim > kDepth)
+    sampled = SampleExponents(member);
+  if (!kSquares && SourceOf(job) == Source::kDistances) ShareCentre(member);
+  if (threadIdx.x >= job.engines) return;
+  const int engine = threadIdx.x;
+  const double cost_max = LargestCost<kSquares>(job, r), range = job.dense ? r.high - r.low : r.range;
+  EngineState s = {};
+  const double start = fmax(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
+  s.epsilon = solver.epsilon_decay > 0 ? start : solver.epsilon;
+  s.relaxation.weight = 1;
+  s.relaxation.ceiling = 2 - 1e-4;
+  s.relax = s.previous_relax = 1;
+  for (int side = 0; side < 2; ++side) s.total_mass[side] = r.mass[MeasureOf(engine, side)];
+  s.cost_max = cost_max;
+  // Coordinates as halves are at most 64, and so far above where halves lose bits.
+  const double radius = fmax(r.radius[0], r.radius[1]);
+  s.point_scale = radius > 0 && isfinite(radius) ? ldexp(1.0, 5 - ilogb(radius)) : 1;
+  s.starting = engine > 0 || job.starting;
+  s.fresh = 1;
+  s.mode = ModeFor<kSquares>(job, cost_max, sampled);
+  s.reason = static_cast<int>(StopReason::kMaxIterations);
+  if (engine == 0 && IsAccelerated(job)) {
+    s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip;
+    *member.anderson() = {1, 1, 0, 0, 0, 0, INFINITY, INFINITY, {}};
+  }
+  if (s.starting) {
+    s.relax = 1;
+  } else if (job.symmetric) {
+    s.relax = 0.5;
+  }
+  *member.state(engine) = s;
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_PREPARE_STATES_CUH_
