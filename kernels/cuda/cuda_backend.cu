@@ -77,12 +77,6 @@ class CudaBackend final : public Backend {
   }
 
   bool can_finish_soon() const override { return true; }
-  const char* Unsupported(const Problem& problem) const override {
-    // Products with the Hessian are of squared distances.
-    const bool others = problem.transport.point_cost != PointCost::kSquaredEuclidean;
-    return problem.kind == ProblemKind::kPointCloud && problem.transport.hessian.count > 0 && others ? "hessian"
-                                                                                                     : nullptr;
-  }
 
   absl::StatusOr<std::unique_ptr<Solve>> Admit(const Problem& problem) override {
     if (absl::Status status = context_->Health(); !status.ok()) return status;

@@ -20,7 +20,7 @@ __host__ __device__ Wanted WantedOf(const Job& job, int side, int mode) {
   Wanted w;
   w.plan = side == 0 && (out.plan.data != nullptr || out.gradient_cost.data != nullptr);
   w.linear = side == 0 && out.value_linear != nullptr && !HasWholeCosts(job);
-  const bool gradient = GradientOf(job, side).data != nullptr && SourceOf(job) != Source::kDistances;
+  const bool gradient = WantsGradient(job, side) && SourceOf(job) != Source::kDistances;
   const bool projection = ProjectionOf(job, side).data != nullptr;
   w.given = projection && IsCosine(job);
   w.points = (gradient || (projection && !w.given)) && !HasGradientKernel(job, mode);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
   right.from_first = given;
 
   // 2. Gradients of debiased problems have a second term.
-  const bool wants_gradient = GradientOf(job, side).data != nullptr && kSource != Source::kDistances;
+  const bool wants_gradient = WantsGradient(job, side) && kSource != Source::kDistances;
   double gradient[4][4] = {};
   const int terms = points && job.engines > 1 && wants_gradient ? 2 : 1;
   for (int t = 0; t < terms; ++t) {

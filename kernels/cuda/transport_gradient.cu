@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
   const int block = static_cast<int>(index % blocks / groups);
   if (member.state(0)->mode != kFloat || !IsSolved(member)) return;
   const bool projects = ProjectionOf(job, side).data != nullptr && !IsCosine(job);
-  const bool wants_gradient = GradientOf(job, side).data != nullptr;
+  const bool wants_gradient = WantsGradient(job, side);
   const int row0 = block * kRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   const double* points = member.At<double>(job.at.points64[side]);
   const double* centre = member.At<double>(job.at.centre[side]);
@@ -240,8 +240,7 @@ int GradientRanks(const Job& job, int side) {
 }
 
 int64_t GradientBlocks(const Job& job, int side) {
-  const bool wanted =
-      GradientOf(job, side).data != nullptr || (ProjectionOf(job, side).data != nullptr && !IsCosine(job));
+  const bool wanted = WantsGradient(job, side) || (ProjectionOf(job, side).data != nullptr && !IsCosine(job));
   return wanted ? job.count * RowBlocksOf(job, side) * PartGroups(job) * GradientRanks(job, side) : 0;
 }
 

@@ -94,27 +94,43 @@ __host__ __device__ inline ProductSizes ProductSizesOf(const Job& job, int engin
   return sizes;
 }
 // Steps as halves, like points (transport_cloud.cuh): a scale for each direction, then those of x and those of y.
-__host__ __device__ inline bool MayHaveHalves(const Job& job) {  // Whatever the device.
-  return job.precision != Precision::kDouble && job.dim <= kDepth;
+__host__ __device__ inline bool MayHaveStepHalves(const Job& job) {  // Whatever the device.
+  return SourceOf(job) == Source::kProducts && job.precision != Precision::kDouble && job.dim <= kDepth;
 }
 __host__ __device__ inline int64_t ScaleBytes(const Job& job) { return CeilDiv(job.in.hessian.count * 8, 256) * 256; }
 __host__ __device__ inline int64_t StepHalvesBytes(const Job& job) {
   const int64_t count = job.in.hessian.count;
-  return MayHaveHalves(job) ? ScaleBytes(job) + count * (HalvesBytes(job, 0) + HalvesBytes(job, 1)) : 0;
+  return MayHaveStepHalves(job) ? ScaleBytes(job) + count * (HalvesBytes(job, 0) + HalvesBytes(job, 1)) : 0;
+}
+// Cosines: steps and products on the unit sphere, double[count, size, dim] each, of x and of y:
+// transport_hessian_sphere.cu.
+__host__ __device__ inline int64_t SphereDoubles(const Job& job, int measure) {
+  return IsCosine(job) ? job.in.hessian.count * job.size[measure] * job.dim : 0;
+}
+__host__ __device__ inline int64_t SphereBytes(const Job& job) {
+  return CeilDiv(16 * (SphereDoubles(job, 0) + SphereDoubles(job, 1)), 256) * 256;
 }
 __host__ __device__ inline int64_t ProductBytes(const Job& job) {
   if (job.in.hessian.count == 0) return 0;
-  int64_t bytes = StepHalvesBytes(job);
+  int64_t bytes = StepHalvesBytes(job) + SphereBytes(job);
   for (int e = 0; e < job.engines; ++e) bytes += ProductSizesOf(job, e).total();
   return bytes;
 }
 __device__ inline double* StepScales(const Member& member) {
-  return member.At<double>(member.job.at.bytes - StepHalvesBytes(member.job));
+  return member.At<double>(member.job.at.bytes - SphereBytes(member.job) - StepHalvesBytes(member.job));
 }
 __device__ inline char* StepHalvesOf(const Member& member, int measure, int64_t q) {
   const Job& job = member.job;
   const int64_t before = measure == 0 ? 0 : job.in.hessian.count * HalvesBytes(job, 0);
   return reinterpret_cast<char*>(StepScales(member)) + ScaleBytes(job) + before + q * HalvesBytes(job, measure);
+}
+
+__device__ inline double* SphereSteps(const Member& member, int measure) {
+  const Job& job = member.job;
+  return member.At<double>(job.at.bytes - SphereBytes(job)) + (measure == 0 ? 0 : SphereDoubles(job, 0));
+}
+__device__ inline double* SphereProducts(const Member& member, int measure) {
+  return SphereSteps(member, measure) + SphereDoubles(member.job, 0) + SphereDoubles(member.job, 1);
 }
 
 __device__ inline ProductVectors VectorsOf(const Member& member, int engine) {
@@ -156,11 +172,27 @@ struct Steps {
     return LoadAs<T>(dtype, data, base + i);
   }
 };
-__device__ inline Steps StepsOf(const Member& member, int measure, int64_t q) {
+__device__ inline Steps GivenSteps(const Member& member, int measure, int64_t q) {
   const Job& job = member.job;
   const TensorView& view = DirectionOf(job, measure);
   return {view.dtype, view.data,
           ((view.shared ? 0 : member.index * job.in.hessian.count) + q) * job.size[measure] * job.dim};
+}
+// The same on the unit sphere where points are there.
+__device__ inline Steps StepsOf(const Member& member, int measure, int64_t q) {
+  const Job& job = member.job;
+  if (!IsCosine(job) || DirectionOf(job, measure).data == nullptr) return GivenSteps(member, measure, q);
+  return {DType::kFloat64, SphereSteps(member, measure), q * job.size[measure] * job.dim};
+}
+
+// What row i's term of the cost adds to its gradient, coordinate k: seen from the other cloud's centre; of negative
+// dots that centre alone.
+__device__ inline double ApartOf(const Member& member, int engine, int side, int64_t i, int k) {
+  const Job& job = member.job;
+  const int own = MeasureOf(engine, side);
+  const double theirs = member.At<double>(job.at.centre[MeasureOf(engine, 1 - side)])[k];
+  if (IsNegativeDot(job)) return -theirs;
+  return member.At<double>(job.at.points64[own])[i * job.dim + k] + (member.At<double>(job.at.centre[own])[k] - theirs);
 }
 
 // ---- What sums of the bent plan become ----------------------------------------------------------------------------
@@ -191,12 +223,20 @@ __device__ inline void StoreCondition(const Job& job, const ProductVectors& v, i
 __device__ inline double ProductOfRow(const Member& member, const ProductVectors& v, int engine, int side, int64_t q,
                                       int64_t i, int k, double step) {
   const Job& job = member.job;
-  const int own = MeasureOf(engine, side), other = MeasureOf(engine, 1 - side);
-  const double apart = member.At<double>(job.at.points64[own])[i * job.dim + k] +
-                       (member.At<double>(job.at.centre[own])[k] - member.At<double>(job.at.centre[other])[k]);
   const double total = -v.extra(side)[i] * (v.potential(side, q)[i] + v.shift(side, q)[i]) / job.solver.epsilon;
-  const double mass = member.mass(own)[i];
-  return total * apart + (mass > 0 ? mass * member.ratio(engine, side)[i] * step : 0);
+  const double mass = member.mass(MeasureOf(engine, side))[i];
+  const double moved = mass > 0 && !IsNegativeDot(job) ? mass * member.ratio(engine, side)[i] * step : 0;
+  return total * ApartOf(member, engine, side, i, k) + moved;
+}
+// To the output; of cosines, to the sphere's.
+__device__ inline void StoreProduct(const Member& member, int side, int64_t q, int64_t i, int k, double value) {
+  const Job& job = member.job;
+  const int64_t at = (q * job.size[side] + i) * job.dim + k;
+  if (IsCosine(job)) {
+    SphereProducts(member, side)[at] = value;
+    return;
+  }
+  StoreOutput(ProductOf(job, side), member.index * job.in.hessian.count * job.size[side] * job.dim + at, value);
 }
 
 // Whether all directions of a member are.

@@ -56,6 +56,11 @@ void LaunchPotentialBound(const LaunchTable& table, int64_t blocks, cudaStream_t
 void LaunchMatrixSetup(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream);
 void LaunchMatrixStore(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream);
 
+// ---- transport_hessian_sphere.cu: cosines -------------------------------------------------------------------------
+// Steps to the unit sphere, before all else; products from there, after it, where a member is done.
+int64_t SphereBlocks(const Job& job);
+void LaunchSphere(const LaunchTable& table, int64_t blocks, bool leaving, cudaStream_t stream);
+
 // ---- transport_hessian_sweep.cu, transport_hessian_cloud.cu -------------------------------------------------------
 // The plan times what each direction wants next, by rows or by columns: plainly, and for clouds in float32 (as
 // LaunchCloudStep). Jobs of one launch have one direction each (`alone`), or all more.

@@ -308,8 +308,7 @@ __global__ void __launch_bounds__(kThreads) ProductStoreKernel(LaunchTable table
     for (int s = 0; s < 4; ++s) {
       const int k = first + 4 * col_lane + s;
       if (i >= job.size[side] || k >= job.dim) continue;
-      const int64_t at = ((member.index * count + q) * job.size[side] + i) * job.dim + k;
-      StoreOutput(ProductOf(job, side), at, product[r][s]);
+      StoreProduct(member, side, q, i, k, product[r][s]);
     }
   }
 }

@@ -196,8 +196,7 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable tab
         const double step = own.data != nullptr ? own.At<double>(i * job.dim + k) : 0;
         double product = sum + ProductOfRow(member, VectorsOf(member, 0), 0, side, work.q, i, k, step);
         if (terms > 1) product -= ProductOfRow(member, VectorsOf(member, 1 + side), 1 + side, 0, work.q, i, k, step);
-        const int64_t at = ((member.index * job.in.hessian.count + work.q) * job.size[side] + i) * job.dim + k;
-        StoreOutput(ProductOf(job, side), at, 2 * job.in.kappa * product);
+        StoreProduct(member, side, work.q, i, k, 2 * job.in.kappa * product);
       });
 #endif
 }
@@ -210,7 +209,7 @@ void Launch(void (*kernel)(LaunchTable, int), const LaunchTable& table, int64_t 
 
 }  // namespace
 
-bool HasMatrixKernel(const Job& job, Mode mode) { return job.hopper && mode == kFloat && MayHaveHalves(job); }
+bool HasMatrixKernel(const Job& job, Mode mode) { return job.hopper && mode == kFloat && MayHaveStepHalves(job); }
 
 int MatrixRanks(const Job& job) {
   // What a block has to do beside its tiles takes as long as so many of them.

@@ -38,7 +38,15 @@ class ProductSlice : private SliceLaunches {
     }
   }
 
+  // Cosines' way to the unit sphere and back.
+  void Sphere(const Set& among, bool leaving) {
+    const Set set = Among(among, [](const TransportResident& r) { return SphereBlocks(r.job()) > 0; });
+    const Table table = TableOf(set, [](const Job& job) { return job.count * SphereBlocks(job); });
+    Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchSphere(t, blocks, leaving, stream()); });
+  }
+
   void Start(const Set& set) {
+    Sphere(set, /*leaving=*/false);
     const Table start = TableOf(set, [](const Job& job) { return job.count * ProductStartBlocks(job); });
     Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStart(t, blocks, stream()); });
     ForEachMode(set, [this](const Set& of_mode, Mode mode) {
@@ -64,6 +72,7 @@ class ProductSlice : private SliceLaunches {
     const Table bounds = TableOf(matrix, [](const Job& job) { return job.count * PotentialBoundBlocks(job); });
     Later(bounds, [=](const LaunchTable& t, int64_t blocks) { LaunchPotentialBound(t, blocks, stream()); });
     ForEachMatrixKind(matrix, MatrixStoreBlocks, LaunchMatrixStore);
+    Sphere(set, /*leaving=*/true);
   }
 
   Set WithMatrices(const Set& among) const {

@@ -32,15 +32,11 @@ __device__ void StartPoint(const Member& member, const ProductVectors& v, int en
 // u_i = <dx_i, grad of C's terms of the row>, v_j likewise. A warp a point.
 __device__ void ShiftPoint(const Member& member, const ProductVectors& v, int engine, int side, int64_t i) {
   const Job& job = member.job;
-  const int own = MeasureOf(engine, side), other = MeasureOf(engine, 1 - side);
-  const double* point = member.At<double>(job.at.points64[own]) + i * job.dim;
-  const double* centre = member.At<double>(job.at.centre[own]);
-  const double* theirs = member.At<double>(job.at.centre[other]);
   for (int64_t q = 0; q < v.count; ++q) {
-    const Steps steps = StepsOf(member, own, q);
+    const Steps steps = StepsOf(member, MeasureOf(engine, side), q);
     double sum = 0;
     for (int k = threadIdx.x % 32; k < job.dim && steps.data != nullptr; k += 32) {
-      sum += steps.At<double>(i * job.dim + k) * (point[k] + (centre[k] - theirs[k]));
+      sum += steps.At<double>(i * job.dim + k) * ApartOf(member, engine, side, i, k);
     }
     for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
     if (threadIdx.x % 32 == 0) v.shift(side, q)[i] = 2 * job.in.kappa * sum;

@@ -57,7 +57,7 @@ Layout LayoutOf(const Job& job) {
       if (IsNegativeDot(job) && job.engines > 1) at.self_linear[side] = part.Take(vector);
       const bool from_halves = SourceOf(job) == Source::kDistances && MayHaveHalves(job);
       if (IsCosine(job) || from_halves) at.length[side] = part.Take(vector);
-      if (IsCosine(job) && GradientOf(job, side).data != nullptr) at.gradient[side] = part.Take(vector * dim);
+      if (IsCosine(job) && WantsGradient(job, side)) at.gradient[side] = part.Take(vector * dim);
       at.chunk_sums[side] = part.Take(CeilDiv(size[side], ChunkPoints(size[side])) * 3 * dim * sizeof(double));
     }
     if (job.wants_bound) {

@@ -164,6 +164,12 @@ __host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry
 __host__ __device__ inline const OutputView& GradientOf(const Job& job, int side) {
   return side == 0 ? job.out.gradient_x : job.out.gradient_y;
 }
+// Products with the Hessian of cosines take it too.
+__host__ __device__ inline bool WantsGradient(const Job& job, int side) {
+  const OutputView& product = side == 0 ? job.out.hessian_x : job.out.hessian_y;
+  return GradientOf(job, side).data != nullptr ||
+         (IsCosine(job) && job.in.hessian.count > 0 && product.data != nullptr);
+}
 __host__ __device__ inline const OutputView& ProjectionOf(const Job& job, int side) {
   return side == 0 ? job.out.projection_x : job.out.projection_y;
 }
