@@ -201,6 +201,29 @@ TEST_P(HessianTest, BatchesAndSharedDirections) {
   }
 }
 
+// Large enough for a GPU's blocks to share out columns.
+TEST_P(HessianTest, MembersAreAsAlone) {
+  if (GetParam() != "cuda") GTEST_SKIP() << "as the test before";
+  for (PointCost cost : kCosts) {
+    for (int64_t count : {1, 5}) {
+      Case c = CaseWith(Clouds(cost, 260, 610, 40, 2, 55), Precision::kStrict, count, 56);
+      c.problem.count = 3;
+      c.x = Tensor::Of(Random(57).Uniforms(3 * 260 * 40, 0, 1), DType::kFloat64);
+      c.y = Tensor::Shared(c.y.values(), DType::kFloat64);
+      c.a = Tensor::Shared(c.a.values(), DType::kFloat64);
+      c.b = Tensor::Shared(c.b.values(), DType::kFloat64);
+      c.direction_x = Tensor::Shared(c.direction_x.values(), DType::kFloat64);
+      c.direction_y = Tensor::Shared(c.direction_y.values(), DType::kFloat64);
+      const Answer batch = SolveAlone(backend(), c);
+      for (int64_t index = 0; index < 3; ++index) {
+        const Answer alone = SolveAlone(backend(), MemberCase(c, index));
+        EXPECT_EQ(batch.hessian_x.member(index, 3), alone.hessian_x.values());
+        EXPECT_EQ(batch.hessian_y.member(index, 3), alone.hessian_y.values());
+      }
+    }
+  }
+}
+
 TEST_P(HessianTest, SameBitsOnAnyNumberOfThreads) {
   if (!HasThreads(GetParam())) GTEST_SKIP() << "not a matter of threads";
   const Case c = CaseWith(Clouds(PointCost::kSquaredEuclidean, 500, 431, 3, 0.1, 60), Precision::kStrict, 3, 61);
