@@ -117,13 +117,12 @@ class NormalizationResident final : public Resident {
 struct Key {
   Kernel kernel;
   int size = 0;
-  PlainKind plain = {};  // backward: of the other kernels too.
+  PlainKind plain = {};  // work: of the other kernels too.
   int ranks = 1;         // kHeld
-  HeldWork held = HeldWork::kForward;
-  int threads = 0;  // kGeneral
+  int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
     const auto tie = [](const Key& key) {
-      return std::tie(key.kernel, key.size, key.plain.backward, key.plain.is_short, key.ranks, key.held, key.threads);
+      return std::tie(key.kernel, key.size, key.plain.work, key.plain.is_short, key.ranks, key.threads);
     };
     return tie(*this) < tie(other);
   }
@@ -131,13 +130,14 @@ struct Key {
 
 // Whole tiles and smaller matrices go together.
 Key KeyOf(const NormalizationResident& resident) {
-  if (resident.general()) return {Kernel::kGeneral, 0, {}, 1, {}, GeneralThreads(resident.task)};
-  const bool is_short = resident.shape.kernel == Kernel::kPlain && IsShort(resident.task);
-  const PlainKind plain = {resident.task.unrolled, is_short, resident.shape.padded};
-  const HeldWork held = resident.task.unrolled   ? HeldWork::kUnrolled
-                        : resident.task.implicit ? HeldWork::kImplicit
-                                                 : HeldWork::kForward;
-  return {resident.shape.kernel, resident.shape.size, plain, resident.shape.ranks, held, 0};
+  if (resident.general()) return {Kernel::kGeneral, 0, {}, 1, GeneralThreads(resident.task)};
+  const Kernel kernel = resident.shape.kernel;
+  const bool whole = kernel == Kernel::kPlain || kernel == Kernel::kHeld;  // The implicit modes' backward, too.
+  const Work work = resident.task.unrolled            ? Work::kUnrolled
+                    : whole && resident.task.implicit ? Work::kImplicit
+                                                      : Work::kForward;
+  const PlainKind plain = {work, kernel == Kernel::kPlain && IsShort(resident.task), resident.shape.padded};
+  return {kernel, resident.shape.size, plain, resident.shape.ranks, 0};
 }
 
 // The task of the next launch. False: the problem has failed.
@@ -196,9 +196,9 @@ cudaError_t LaunchReady(const Ready& ready, bool overlaps, cudaStream_t stream) 
       return LaunchPlain(key.size, key.plain, launch, blocks, ready.warp_each ? 32 : 128, shared_bytes, overlaps,
                          stream);
     case Kernel::kTiles:
-      return LaunchTiles(key.size, key.plain.backward, launch, blocks, shared_bytes, stream);
+      return LaunchTiles(key.size, key.plain.work == Work::kUnrolled, launch, blocks, shared_bytes, stream);
     case Kernel::kHeld:
-      return LaunchHeld(key.size, key.ranks, key.held, launch, blocks, shared_bytes, stream);
+      return LaunchHeld(key.size, key.ranks, key.plain.work, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
       return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
     case Kernel::kBackward:

@@ -1,90 +1,14 @@
-// The implicit backward modes, but FULL, of sides up to 32: from P (in the workspace, where the forward kernel left
-// it, or given) and dL/dP to the logits. P and the system are float64 in registers; formulas as in
-// normalization_implicit.cuh.
+// The implicit backward modes, but FULL, of sides up to 32 and recipes that are not plain: from P (in the workspace,
+// where the forward kernel left it, or given) and dL/dP to the logits. P and the system are float64 in registers.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 
+#include "kernels/cuda/normalization_tiles_implicit.cuh"
 #include "kernels/cuda/normalization_tiles_start.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
-
-constexpr double kSolved = 1e-14;      // Of the residual's norm.
-constexpr double kVanishing = 1e-290;  // Sums below have no reciprocal.
-
-template <int kOwn>
-__device__ inline double Dot(const double* a, const double* b) {
-  double sum = 0;
-#pragma unroll
-  for (int k = 0; k < kOwn; ++k) sum = fma(a[k], b[k], sum);
-  return sum;
-}
-
-// (diag(d) - P^T diag(1/r) P) x = b for all matrices of the warp, by conjugate gradients preconditioned by diag(d). x,
-// b and diagonal: the lane's own columns; inverse: 1/r of its own rows. Padding is 0.
-template <class Shape>
-__device__ inline void SolveTiles(const double (&P)[Shape::R][Shape::C], const double* inverse, const double* diagonal,
-                                  const double* b, int steps, double* x) {
-  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
-  double residual[kOwn], inverted[kOwn], direction[kOwn], ones = 0;
-#pragma unroll
-  for (int k = 0; k < kOwn; ++k) {
-    inverted[k] = diagonal[k] > kVanishing ? 1 / diagonal[k] : 0;
-    residual[k] = b[k];
-    x[k] = 0;
-    ones += diagonal[k];
-  }
-  const double inverse_sum = 1 / OverMatrix<Shape, Sum>(ones);
-  const auto project = [&](double* y) {
-    double sum = 0;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) sum += y[k];
-    const double share = OverMatrix<Shape, Sum>(sum) * inverse_sum;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) y[k] -= share * diagonal[k];
-  };
-  const auto norm_of = [&] {
-    double sum = 0;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) sum = fma(residual[k] * residual[k], inverted[k], sum);
-    return OverMatrix<Shape, Sum>(sum);
-  };
-  project(residual);
-  double norm = norm_of();
-  const double goal = norm * kSolved * kSolved;
-#pragma unroll
-  for (int k = 0; k < kOwn; ++k) direction[k] = residual[k] * inverted[k];
-#pragma unroll 1
-  for (int step = 0; step < steps && __any_sync(kFullMask, norm > goal); ++step) {
-    double p[C], t[R], q[C];
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) p[k] = direction[k];
-    GatherCols<Shape>(p);
-    TimesRows<R, C>(P, p, t);
-    ScatterRows<Shape>(t);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) t[k] *= inverse[k];
-    GatherRows<Shape>(t);
-    TimesCols<R, C>(P, t, q);
-    ScatterCols<Shape>(q);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) q[k] = diagonal[k] * direction[k] - q[k];
-    project(q);
-    const double curvature = OverMatrix<Shape, Sum>(Dot<kOwn>(direction, q));
-    const bool moves = norm > goal && curvature != 0;  // Matrices that are done stand still.
-    const double length = moves ? norm / curvature : 0;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      x[k] = fma(length, direction[k], x[k]);
-      residual[k] = fma(-length, q[k], residual[k]);
-    }
-    const double next = norm_of(), turn = moves ? next / norm : 0;
-    norm = moves ? next : 0;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) direction[k] = fma(turn, direction[k], residual[k] * inverted[k]);
-  }
-}
 
 template <class Shape>
 __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant__ LaunchOf launch) {
@@ -106,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant
     const bool left = (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1) != 0;
     const bool there = place.member < count && !left;
     float one[R][C];
-    double P[R][C], row[R], col[C], side[kOwn], inverse[kOwn], diagonal[kOwn], right[kOwn], beta[C];
+    double P[R][C], alpha[R], beta[C];
     Stage<Shape>::Load(lane, task.given_plan, n, m, first, count, buffer);
     __syncwarp();  // P is there.
     Stage<Shape>::Read(place, false, buffer, one);
@@ -121,57 +45,31 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant
     Stage<Shape>::Read(place, false, buffer, one);
     __syncwarp();  // The buffer is free.
 
-    // 1. Sums of P and of P * dP, and the right-hand side.
-    double sums[R], sums_of_cols[C];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      row[r] = sums[r] = 0;
 #pragma unroll
       for (int c = 0; c < C; ++c) {
         if (place.Row(r) >= n || place.Col(c) >= m) one[r][c] = 0;
-        sums[r] += P[r][c];
-        row[r] = fma(P[r][c], static_cast<double>(one[r][c]), row[r]);
-        sums_of_cols[c] = r == 0 ? P[r][c] : sums_of_cols[c] + P[r][c];
       }
     }
-    ScatterRows<Shape>(sums);
-    ScatterRows<Shape>(row);
-    ScatterCols<Shape>(sums_of_cols);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const bool inside = place.OwnRow(k) < n;
-      inverse[k] = !inside ? 0 : unit ? 1 : sums[k] > kVanishing ? 1 / sums[k] : 0;
-      side[k] = row[k];
-      row[k] = side[k] * inverse[k];
-      diagonal[k] = place.OwnCol(k) >= m ? 0 : unit ? 1 : sums_of_cols[k];
-    }
-    GatherRows<Shape>(row);
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      col[c] = 0;
-#pragma unroll
-      for (int r = 0; r < R; ++r) col[c] = fma(one[r][c] - row[r], P[r][c], col[c]);
-    }
-    ScatterCols<Shape>(col);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) right[k] = col[k];
 
-    // 2. beta, alpha, and dL/d log K = (dP - alpha_i - beta_j) P.
-    SolveTiles<Shape>(P, inverse, diagonal, right, 2 * m + 10, beta);
-    GatherCols<Shape>(beta);
-    TimesRows<R, C>(P, beta, row);
-    ScatterRows<Shape>(row);
+    // 1. dL/d log K = (dP - alpha_i - beta_j) P.
+    const auto visit = [&](auto body) {
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) row[k] = (side[k] - row[k]) * inverse[k];
-    GatherRows<Shape>(row);
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int c = 0; c < C; ++c) body(r, c, one[r][c]);
+      }
+    };
+    (void)ImplicitMultipliers<Shape, false>(place, P, n, m, unit, visit, alpha, beta);
     float G[R][C];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
-      for (int c = 0; c < C; ++c) G[r][c] = static_cast<float>((one[r][c] - row[r] - beta[c]) * P[r][c]);
+      for (int c = 0; c < C; ++c) G[r][c] = static_cast<float>((one[r][c] - alpha[r] - beta[c]) * P[r][c]);
     }
 
-    // 3. On to the logits, and out.
+    // 2. On to the logits, and out.
     float infinite = 0, border = 0;
     if (task.forward) {
       Stage<Shape>::Load(lane, task.logits, n - bin, m - bin, first, count, buffer);

@@ -95,7 +95,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
     return Kernel::kGeneral;
   }
-  if (plain && task.n <= (task.implicit ? kRegisterSide : std::end(kPlainSides)[-1])) return Kernel::kPlain;
+  if (plain && !(task.implicit && task.transposed) && task.n <= std::end(kPlainSides)[-1]) return Kernel::kPlain;
   if (held) return Kernel::kHeld;  // Another where the device cannot.
   return in_registers ? Kernel::kTiles : Kernel::kStream;
 }
@@ -137,7 +137,7 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
   const bool plain = shape->kernel == Kernel::kPlain;
   const int side = std::max(task.n, task.m);
   const int64_t multiprocessors = std::max(device.sm_count, 1);
-  shape->size = plain ? PlainIndex(side, task.unrolled) : TileIndex(side);
+  shape->size = plain ? PlainIndex(side, task.unrolled || task.implicit) : TileIndex(side);
   shape->padded = !plain || side != kPlainSides[shape->size];
   shape->redo_members = (plain ? kPlainMembers : kWarpMembers)[shape->size];
   const int64_t warps = (task.count + shape->redo_members - 1) / shape->redo_members;
@@ -147,21 +147,26 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
     const int64_t history =
         plain ? PlainHistoryBytes(shape->size, task.iterations) : HistoryBytes(shape->size, task.iterations);
     const int64_t room = SharedBytes(device) - kStaticSharedBytes - (side > 16 ? 64 << 10 : 40 << 10);  // Buffers.
+    shape->first_slot_bytes = plain ? PlainWaitingBytes(shape->size, task.iterations) : 0;
     if (history <= std::min(SharedHistoryBytes(), room)) {
       shape->shared_bytes = history;
     } else {
-      shape->first_slot_bytes = history;
-      at_a_time = std::clamp<int64_t>(4 * kWorkspaceLimit / history, 1, multiprocessors * 4);
+      shape->first_slot_bytes += history;
+    }
+    if (shape->first_slot_bytes > 0) {
+      at_a_time = std::clamp<int64_t>(4 * kWorkspaceLimit / shape->first_slot_bytes, 1, multiprocessors * 4);
     }
   }
   if (plain) {
-    const PlainKind kind = {task.unrolled, IsShort(task), shape->padded};
-    at_a_time = std::min(at_a_time, multiprocessors * PlainBlocks(shape->size, kind, shape->shared_bytes));
+    const Work work = task.unrolled ? Work::kUnrolled : task.implicit ? Work::kImplicit : Work::kForward;
+    const PlainKind kind = {work, IsShort(task), shape->padded};
+    const int64_t fitting = multiprocessors * PlainBlocks(shape->size, kind, shape->shared_bytes);
+    at_a_time = shape->first_slot_bytes > 0 ? std::min(at_a_time, fitting) : fitting;
   }
   // A warp each while there is a multiprocessor for each.
   shape->blocks = warps <= multiprocessors ? static_cast<int32_t>(warps) : BlocksFor(warps, at_a_time);
   if (shape->first_slot_bytes > 0) shape->blocks = static_cast<int32_t>(std::min<int64_t>(shape->blocks, at_a_time));
-  if (!task.implicit) return;
+  if (plain || !task.implicit) return;
   shape->plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));
   const int64_t members = kWarpMembers[TileIndex(side)];
   shape->backward_blocks = BlocksFor((task.count + members - 1) / members, multiprocessors * (side <= 8 ? 5 : 4));

@@ -11,16 +11,16 @@ namespace cuda {
 namespace normalization {
 
 template <>
-HeldFunction HeldKernelOf<Held128>(HeldWork work) {
-  return work == HeldWork::kImplicit   ? HeldImplicit<Held128>()
-         : work == HeldWork::kUnrolled ? HeldKernel<Held128, HeldWork::kUnrolled>
-                                       : HeldKernel<Held128, HeldWork::kForward>;
+HeldFunction HeldKernelOf<Held128>(Work work) {
+  return work == Work::kImplicit   ? HeldImplicit<Held128>()
+         : work == Work::kUnrolled ? HeldKernel<Held128, Work::kUnrolled>
+                                   : HeldKernel<Held128, Work::kForward>;
 }
 template <>
-HeldFunction HeldKernelOf<Held256>(HeldWork work) {
-  return work == HeldWork::kImplicit   ? HeldImplicit<Held256>()
-         : work == HeldWork::kUnrolled ? HeldKernel<Held256, HeldWork::kUnrolled>
-                                       : HeldKernel<Held256, HeldWork::kForward>;
+HeldFunction HeldKernelOf<Held256>(Work work) {
+  return work == Work::kImplicit   ? HeldImplicit<Held256>()
+         : work == Work::kUnrolled ? HeldKernel<Held256, Work::kUnrolled>
+                                   : HeldKernel<Held256, Work::kForward>;
 }
 
 namespace {
@@ -46,7 +46,7 @@ constexpr size_t kSharedBytes = kHeldSharedFloats<Shape> * sizeof(float);
 // Members at a time on the calling thread's device; 0: it cannot run the kernel.
 template <class Shape>
 int MembersAtATime(int multiprocessors, int ranks) {
-  auto* const kernel = HeldKernelOf<Shape>(HeldWork::kUnrolled);
+  auto* const kernel = HeldKernelOf<Shape>(Work::kUnrolled);
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.ptxVersion < 90) return 0;
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Shape>);
@@ -89,7 +89,7 @@ HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task) {
   return plan;
 }
 
-cudaError_t LaunchHeld(int size, int ranks, HeldWork work, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+cudaError_t LaunchHeld(int size, int ranks, Work work, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                        cudaStream_t stream) {
   WithShape(size, [&](auto shape) {
     using Shape = decltype(shape);

@@ -14,10 +14,10 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-template <class Shape, HeldWork kWork>
+template <class Shape, Work kWork>
 class Held : private HeldBase<Shape> {
   using Base = HeldBase<Shape>;
-  static constexpr bool kUnrolled = kWork == HeldWork::kUnrolled, kImplicit = kWork == HeldWork::kImplicit;
+  static constexpr bool kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   static constexpr bool kBackward = kUnrolled || kImplicit;
 
  public:
@@ -397,7 +397,7 @@ class Held : private HeldBase<Shape> {
   float row_sum_ = 0, inverse_ = 0, alpha_ = 0;
 };
 
-template <class Shape, HeldWork kWork>
+template <class Shape, Work kWork>
 __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 128 ? 3 : 1)
     HeldKernel(const __grid_constant__ LaunchOf launch) {
 #if __CUDA_ARCH__ >= 900  // The shared memory of one before is too small.

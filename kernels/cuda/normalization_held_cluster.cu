@@ -6,16 +6,16 @@ namespace cuda {
 namespace normalization {
 
 template <>
-HeldFunction HeldKernelOf<Held512>(HeldWork work) {
-  return work == HeldWork::kImplicit   ? HeldImplicit<Held512>()
-         : work == HeldWork::kUnrolled ? HeldKernel<Held512, HeldWork::kUnrolled>
-                                       : HeldKernel<Held512, HeldWork::kForward>;
+HeldFunction HeldKernelOf<Held512>(Work work) {
+  return work == Work::kImplicit   ? HeldImplicit<Held512>()
+         : work == Work::kUnrolled ? HeldKernel<Held512, Work::kUnrolled>
+                                   : HeldKernel<Held512, Work::kForward>;
 }
 template <>
-HeldFunction HeldKernelOf<Held1024>(HeldWork work) {
-  return work == HeldWork::kImplicit   ? HeldImplicit<Held1024>()
-         : work == HeldWork::kUnrolled ? HeldKernel<Held1024, HeldWork::kUnrolled>
-                                       : HeldKernel<Held1024, HeldWork::kForward>;
+HeldFunction HeldKernelOf<Held1024>(Work work) {
+  return work == Work::kImplicit   ? HeldImplicit<Held1024>()
+         : work == Work::kUnrolled ? HeldKernel<Held1024, Work::kUnrolled>
+                                   : HeldKernel<Held1024, Work::kForward>;
 }
 
 }  // namespace normalization

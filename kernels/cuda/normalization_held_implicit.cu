@@ -7,19 +7,19 @@ namespace normalization {
 
 template <>
 HeldFunction HeldImplicit<Held128>() {
-  return HeldKernel<Held128, HeldWork::kImplicit>;
+  return HeldKernel<Held128, Work::kImplicit>;
 }
 template <>
 HeldFunction HeldImplicit<Held256>() {
-  return HeldKernel<Held256, HeldWork::kImplicit>;
+  return HeldKernel<Held256, Work::kImplicit>;
 }
 template <>
 HeldFunction HeldImplicit<Held512>() {
-  return HeldKernel<Held512, HeldWork::kImplicit>;
+  return HeldKernel<Held512, Work::kImplicit>;
 }
 template <>
 HeldFunction HeldImplicit<Held1024>() {
-  return HeldKernel<Held1024, HeldWork::kImplicit>;
+  return HeldKernel<Held1024, Work::kImplicit>;
 }
 
 }  // namespace normalization

@@ -46,13 +46,13 @@ constexpr int kHeldStep = 2 * (Shape::kRows + Shape::kColumns);
 // normalization_held_implicit.cu.
 using HeldFunction = void (*)(LaunchOf);
 template <class Shape>
-HeldFunction HeldKernelOf(HeldWork work);
+HeldFunction HeldKernelOf(Work work);
 template <class Shape>
 HeldFunction HeldImplicit();
 template <>
-HeldFunction HeldKernelOf<Held512>(HeldWork work);
+HeldFunction HeldKernelOf<Held512>(Work work);
 template <>
-HeldFunction HeldKernelOf<Held1024>(HeldWork work);
+HeldFunction HeldKernelOf<Held1024>(Work work);
 template <>
 HeldFunction HeldImplicit<Held128>();
 template <>

@@ -12,6 +12,9 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
+// What a kernel does of a plain problem. kImplicit: IMPLICIT or IMPLICIT_UNIT.
+enum class Work { kForward, kUnrolled, kImplicit };
+
 // ---- Any problem: a block per member, float64 -----------------------------------------------------------------------
 // Workspace of a block.
 int64_t GeneralSlotBytes(const Task& task);
@@ -37,9 +40,8 @@ struct HeldPlan {
 };
 // The device is asked once for each size.
 HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task);
-enum class HeldWork { kForward, kUnrolled, kImplicit };  // kImplicit: sides from 33, and IMPLICIT_UNIT.
 // `blocks`: a multiple of `ranks`.
-cudaError_t LaunchHeld(int size, int ranks, HeldWork work, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+cudaError_t LaunchHeld(int size, int ranks, Work work, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                        cudaStream_t stream);
 
 // ---- Plain recipes, sides up to 64 in registers, float32 ------------------------------------------------------------
@@ -47,14 +49,15 @@ cudaError_t LaunchHeld(int size, int ranks, HeldWork work, const LaunchOf& launc
 // Sizes of tile that there are kernels for, and the members of a warp; members of a block are four times as many.
 constexpr int kPlainSides[] = {4, 8, 12, 16, 20, 24, 32, 64};
 constexpr int64_t kPlainMembers[] = {32, 16, 8, 4, 8, 4, 1, 1};
-// Backward there is none of 20: K and the adjoints would not fit into registers.
+// Backward there is none of 20: K and the adjoints, or P in float64, would not fit into registers.
 constexpr int PlainIndex(int side, bool backward) {
   int index = 0;
   while (kPlainSides[index] < side || (backward && kPlainSides[index] == 20)) ++index;
   return index;
 }
 struct PlainKind {
-  bool backward, is_short;
+  Work work;  // kImplicit: not `transposed`.
+  bool is_short;
   bool padded;  // Sides may be smaller than the tile's.
 };
 // `threads`: of a block, 32 or 128. `history_bytes`: for 128, the largest of all tasks. `overlaps`: the launch before
@@ -65,6 +68,8 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
 int PlainBlocks(int size, const PlainKind& kind, int64_t history_bytes);
 // Bytes that a block needs for the scaling vectors of all iterations.
 int64_t PlainHistoryBytes(int size, int32_t iterations);
+// And of its slot, before those if they are in it.
+int64_t PlainWaitingBytes(int size, int32_t iterations);
 
 // ---- Other recipes, sides up to 32 in registers, float32 ------------------------------------------------------------
 // Sizes of tile that there are kernels for: 4, 8, 16 and 32. Members as above.
@@ -78,7 +83,7 @@ int64_t SharedHistoryBytes();
 // `shared_bytes`: of history, the largest of all tasks.
 cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blocks, int64_t shared_bytes,
                         cudaStream_t stream);
-// After these and the plain: IMPLICIT and IMPLICIT_UNIT from the P that it left in `given_plan`; not `transposed`.
+// After these: IMPLICIT and IMPLICIT_UNIT from the P that it left in `given_plan`; not `transposed`.
 cudaError_t LaunchBackward(int tile, const LaunchOf& launch, int blocks, cudaStream_t stream);
 
 }  // namespace normalization

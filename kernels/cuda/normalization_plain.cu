@@ -12,31 +12,47 @@ namespace normalization {
 namespace {
 
 PlainFunction KernelOf(int size, const PlainKind& kind, bool one) {
-  return kind.backward ? (kind.is_short ? PlainBackwardShort : PlainBackward)(size, one)
-                       : (kind.is_short ? PlainForwardShort : PlainForward)(size, one);
+  switch (kind.work) {
+    case Work::kForward:
+      return (kind.is_short ? PlainForwardShort : PlainForward)(size, one);
+    case Work::kUnrolled:
+      return (kind.is_short ? PlainBackwardShort : PlainBackward)(size, one);
+    case Work::kImplicit:
+      return (kind.is_short ? PlainImplicitShort : PlainImplicit)(size, one);
+  }
+  return nullptr;
 }
 
 // Whether the instance for one problem of whole tiles takes it.
 bool TakesOne(const PlainKind& kind, const LaunchOf& launch) {
   const Task& task = launch.only;
-  const bool plan_alone = task.plan.data != nullptr && task.plan_copy.data == nullptr &&
-                          task.row_sums.data == nullptr && task.column_sums.data == nullptr;
+  const bool plan_alone =
+      task.plan.data != nullptr && task.row_sums.data == nullptr && task.column_sums.data == nullptr;
   return launch.tasks == nullptr && !kind.padded && !task.transposed && plan_alone;
 }
 
+template <class Shape, Work kWork, class Body>
+auto WithTraitsOf(bool is_short, bool one, Body body) {
+  if constexpr (HasOne<Shape>) {
+    if (one && is_short) return body(PlainTraits<Shape, kWork, true, true>());
+    if (one) return body(PlainTraits<Shape, kWork, false, true>());
+  }
+  if (is_short) return body(PlainTraits<Shape, kWork, true, false>());
+  return body(PlainTraits<Shape, kWork, false, false>());
+}
 // Runs body(Traits) for an instance.
 template <class Body>
 auto WithTraits(int size, const PlainKind& kind, bool one, Body body) {
   return WithPlainShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    if constexpr (HasOne<Shape>) {
-      if (one && kind.backward) return body(PlainTraits<Shape, true, false, true>());
-      if (one && kind.is_short) return body(PlainTraits<Shape, false, true, true>());
-      if (one) return body(PlainTraits<Shape, false, false, true>());
+    switch (kind.work) {
+      case Work::kForward:
+        return WithTraitsOf<Shape, Work::kForward>(kind.is_short, one, body);
+      case Work::kUnrolled:
+        return WithTraitsOf<Shape, Work::kUnrolled>(kind.is_short, one, body);
+      default:
+        return WithTraitsOf<Shape, Work::kImplicit>(kind.is_short, one, body);
     }
-    if (kind.backward) return body(PlainTraits<Shape, true, false, false>());
-    if (kind.is_short) return body(PlainTraits<Shape, false, true, false>());
-    return body(PlainTraits<Shape, false, false, false>());
   });
 }
 
@@ -46,7 +62,7 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
                         int64_t history_bytes, bool overlaps, cudaStream_t stream) {
   const bool one = TakesOne(kind, launch) && KernelOf(size, kind, true) != nullptr;
   const int64_t buffers = WithTraits(size, kind, one, [](auto traits) -> int64_t { return traits.kBufferBytes; });
-  const int64_t bytes = (buffers + (kind.backward ? history_bytes : 0)) * threads / kThreads;
+  const int64_t bytes = (buffers + (kind.work == Work::kUnrolled ? history_bytes : 0)) * threads / kThreads;
   if (blocks == 0) return cudaSuccess;
   if (!overlaps || one) {
     LaunchKernel(KernelOf(size, kind, one), blocks, threads, bytes, stream, launch);
@@ -63,7 +79,13 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
 int64_t PlainHistoryBytes(int size, int32_t iterations) {
   return WithPlainShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    return HistoryBytes<Shape>(PlainTraits<Shape, true, false, false>::kHistoryVectors, iterations);
+    return HistoryBytes<Shape>(PlainTraits<Shape, Work::kUnrolled, false, false>::kHistoryVectors, iterations);
+  });
+}
+int64_t PlainWaitingBytes(int size, int32_t iterations) {
+  return WithPlainShape(size, [&](auto shape) -> int64_t {
+    using Shape = decltype(shape);
+    return PlainTraits<Shape, Work::kUnrolled, false, false>::kDefers ? HistoryBytes<Shape>(2, iterations) : 0;
   });
 }
 int PlainBlocks(int size, const PlainKind& kind, int64_t history_bytes) {

@@ -6,10 +6,13 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 
+#include <type_traits>
+
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/normalization_plain_kernels.h"
 #include "kernels/cuda/normalization_plain_stage.cuh"
 #include "kernels/cuda/normalization_registers.cuh"
+#include "kernels/cuda/normalization_tiles_implicit.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -18,27 +21,34 @@ namespace normalization {
 // ---- Choices --------------------------------------------------------------------------------------------------------
 // kOne: one problem of whole tiles, its rows first, P wanted and nothing besides, whose task is read in the kernel's
 // parameters. Of little code, too: a first execution waits for it. Else any number, of any size up to the tile's.
-template <class Shape, bool kBackward, bool kShort, bool kOne>
+template <class Shape, Work kWork, bool kShort, bool kOne>
 struct PlainTraits {
+  static constexpr bool kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   // Where a lane owns three rows or four, their scalings u_t take more memory than time: made again from v_(t-1).
   static constexpr int kHistoryVectors = Shape::kOwn >= 3 ? 1 : 2;
+  // Where registers have no room for K and the adjoints together, they take turns, and the iterations' part of the
+  // adjoints waits: two more vectors of each, in the workspace.
+  static constexpr bool kDefers = kUnrolled && Shape::kSize > 32;
   // One buffer for what goes out and one for what comes in meanwhile; where they would leave too little room for other
   // blocks, the same for both, and nothing comes in meanwhile.
-  static constexpr bool kFetches =
-      kBackward ? Shape::kSize == 16 || Shape::kSize == 32 || (kOne && Shape::kSize == 4) : Shape::kSize < 64;
+  static constexpr bool kFetches = kUnrolled ? Shape::kSize == 16 || Shape::kSize == 32 : Shape::kSize < 64;
   static constexpr int kBuffers = kFetches ? 2 : 1;
   // Where registers have no room for it.
-  static constexpr bool kSharedTally = Shape::kSize > 32 || Shape::R* Shape::C > 32;
+  static constexpr bool kSharedTally = kImplicit || Shape::kSize > 32 || Shape::R* Shape::C > 32;
   static constexpr int kBufferFloats = PlainStage<Shape, kShort, !kOne>::kBufferFloats;  // Of one.
   static constexpr int kBufferBytes = kWarps * kBuffers * kBufferFloats * static_cast<int>(sizeof(float));
   // Blocks per multiprocessor that registers must leave room for.
-  static constexpr int kBlocks = Shape::kSize == 4                          ? (kBackward ? 5
-                                                                               : kOne    ? 7
-                                                                                         : 6)
-                                 : Shape::kSize == 20 || Shape::kSize == 64 ? 2
-                                 : Shape::kSize == 24                       ? (kBackward ? 2 : 3)
-                                 : kBackward                                ? 3
-                                 : Shape::kSize == 12                       ? 5
+  static constexpr int kBlocks = Shape::kSize == 64   ? 2
+                                 : kImplicit          ? (Shape::kSize == 4    ? 3
+                                                         : Shape::kSize == 24 ? 2
+                                                                              : 3)
+                                 : Shape::kSize == 4  ? (kUnrolled ? 5
+                                                         : kOne    ? 8
+                                                                   : 6)
+                                 : Shape::kSize == 20 ? 2
+                                 : Shape::kSize == 24 ? (kUnrolled ? 2 : 3)
+                                 : kUnrolled          ? 3
+                                 : Shape::kSize == 12 ? 5
                                                       : (kOne && Shape::kSize != 16 && !kShort ? 5 : 4);
 };
 
@@ -191,33 +201,28 @@ __device__ inline void LastAdjoints(const Place<Shape>& place, int n, const floa
   ScatterCols<Shape>(col_bar);
 }
 
-// The iterations backward, into G. u, v: of the last iteration.
-template <class Shape, class Way, class Memory>
+// The iterations backward. u, v: of the last iteration. add(t, u, x, v, y): G loses u_t y_t^T + x_t v_(t-1)^T; of each
+// the first kOwn are the lane's own.
+template <class Shape, class Memory, class Add>
 __device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Memory& history, int iterations,
                                     float (&u)[Shape::R], float (&v)[Shape::C], float (&row_bar)[Shape::R],
-                                    float (&col_bar)[Shape::C], Adjoints<Shape, Way>* G) {
+                                    float (&col_bar)[Shape::C], Add add) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   float v_own[kOwn];
 #pragma unroll
   for (int k = 0; k < kOwn; ++k) v_own[k] = v[k];
-#pragma unroll 1
+#pragma unroll Shape::kLanes == 1 ? 2 : 1
   for (int t = iterations; t >= 1; --t) {
     float x[R], y[C], s[R], q[C];
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      y[k] = col_bar[k] * v_own[k];
-      v[k] = 1;
-    }
-    if (t > 1) history.GetV(t - 1, v);
+    for (int k = 0; k < kOwn; ++k) y[k] = col_bar[k] * v_own[k];
+    if constexpr (Memory::kHasU) history.GetU(t, u);
+    history.GetV(t - 1, v);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) v_own[k] = v[k];
     GatherCols<Shape>(y);
     GatherCols<Shape>(v);
-    if constexpr (Memory::kHasU) {
-      if (t < iterations) history.GetU(t, u);
-    } else {
-      RowStep<Shape>(K, v, u);
-    }
+    if constexpr (!Memory::kHasU) RowStep<Shape>(K, v, u);
     GatherRows<Shape>(u);
     TimesRows<R, C>(K, y, s);
     ScatterRows<Shape>(s);
@@ -231,8 +236,81 @@ __device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const 
     ScatterCols<Shape>(q);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) col_bar[k] = -v_own[k] * q[k];
-    G->ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
+    add(t, u, x, v, y);
   }
+}
+
+// G of all iterations at once. vectors: their x and y.
+template <class Shape, class Memory>
+__device__ inline void AddIterations(const Memory& history, const Memory& vectors, int iterations,
+                                     float (&G)[Shape::R][Shape::C]) {
+  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
+  float next_x[R], next_y[C];  // On their way.
+  vectors.GetU(iterations, next_x);
+  vectors.GetV(iterations, next_y);
+#pragma unroll 1
+  for (int t = iterations; t >= 1; --t) {
+    float u[R], x[R], v[C], y[C];
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      x[k] = next_x[k];
+      y[k] = next_y[k];
+    }
+    history.GetU(t, u);
+    history.GetV(t - 1, v);
+    if (t > 1) {
+      vectors.GetU(t - 1, next_x);
+      vectors.GetV(t - 1, next_y);
+    }
+    GatherRows<Shape>(u);
+    GatherRows<Shape>(x);
+    GatherCols<Shape>(v);
+    GatherCols<Shape>(y);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) G[r][c] = fmaf(-u[r], y[c], fmaf(-x[r], v[c], G[r][c]));
+    }
+  }
+}
+
+// Puts x in the place of y, which it returns.
+__device__ inline float Exchanged(float* y, float x) {
+  const float old = *y;
+  *y = x;
+  return old;
+}
+
+// ---- The implicit modes ---------------------------------------------------------------------------------------------
+// In float64 where registers have room for it.
+template <class Shape>
+using ImplicitFloat = std::conditional_t<(Shape::kSize > 32), float, double>;
+template <class Shape>
+constexpr bool ImplicitMayFail = Solving<ImplicitFloat<Shape>>::kLeastCurvature > 0;
+
+// dL/dlogits in place of dL/dP in the buffer. infinite: not 0 if some of it is not finite. False: too ill-conditioned.
+template <class Shape, class Way>
+__device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& place, int lane, int n, int64_t first,
+                                        int count, const float (&K)[Shape::R][Shape::C], const float (&u)[Shape::R],
+                                        const float (&v)[Shape::C], float* buffer, float* infinite) {
+  ImplicitFloat<Shape> P[Shape::R][Shape::C], alpha[Shape::R], beta[Shape::C];
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const bool inside = !Way::kPads || (place.Row(r) < n && place.Col(c) < n);
+      P[r][c] = inside ? K[r][c] * u[r] * v[c] : 0.0f;
+    }
+  }
+  const auto visit = [&](auto body) { Way::Visit(place, lane, n, first, count, buffer, body); };
+  const bool unit = task.backward == BackwardMode::kImplicitUnit;
+  const bool good = ImplicitMultipliers<Shape, true>(place, P, n, n, unit, visit, alpha, beta);
+  Way::Revise(place, lane, n, first, count, buffer, [&](int r, int c, float d) {
+    const float gradient = static_cast<float>((d - alpha[r] - beta[c]) * P[r][c]);
+    *infinite = fmaf(gradient, 0.0f, *infinite);
+    return gradient;
+  });
+  return good;
 }
 
 // ---- Launches that overlap ------------------------------------------------------------------------------------------
@@ -260,13 +338,13 @@ __device__ inline const Task& TaskFrom(const LaunchOf& launch, const Task& copy)
 }
 
 // kShort: tensors of 2 bytes an element, else float32.
-template <class Shape, bool kBackward, bool kShort, bool kOne>
-__global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort, kOne>::kBlocks)
+template <class Shape, Work kWork, bool kShort, bool kOne>
+__global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kOne>::kBlocks)
     PlainKernel(const __grid_constant__ LaunchOf launch) {
   if constexpr (!kOne) LetDependentsStart();
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
-  constexpr bool kPadded = !kOne;
-  using Traits = PlainTraits<Shape, kBackward, kShort, kOne>;
+  constexpr bool kPadded = !kOne, kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
+  using Traits = PlainTraits<Shape, kWork, kShort, kOne>;
   using Way = PlainStage<Shape, kShort, kPadded>;
   __shared__ Task copy;
   int block = blockIdx.x;
@@ -282,46 +360,60 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
   float* const shared = reinterpret_cast<float*>(DynamicShared());
   float* const buffer = shared + warp * Traits::kBuffers * Traits::kBufferFloats;
   float* const incoming = buffer + (Traits::kBuffers - 1) * Traits::kBufferFloats;
-  float* const memory = task.workspace == nullptr ? shared + blockDim.x / 32 * Traits::kBuffers * Traits::kBufferFloats
-                                                  : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
+  float* const logits_buffer = kImplicit ? buffer : incoming;
+  // What waits is in the slot, behind it the history where shared memory has no room for it.
+  float* const slot = reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
+  const int64_t waiting = Traits::kDefers ? HistoryBytes<Shape>(2, iterations) : 0;
+  float* const memory = task.slot_bytes == waiting ? shared + blockDim.x / 32 * Traits::kBuffers * Traits::kBufferFloats
+                                                   : slot + waiting / static_cast<int64_t>(sizeof(float));
   History<kOwn, Traits::kHistoryVectors> history(memory);
   LaneTally own_tally;
   __shared__ LaneTally tallies[Traits::kSharedTally ? kThreads : 1];
   LaneTally& tally = Traits::kSharedTally ? tallies[threadIdx.x] : own_tally;
   tally = LaneTally();
-  const auto fetch = [&](const Tensor& tensor, int64_t first) {
+  const auto fetch = [&](const Tensor& tensor, int64_t first, float* to) {
     const int64_t left = task.last - first;
-    if (left > 0) {
-      Way::Fetch(lane, tensor, n, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), incoming);
-    }
+    if (left > 0) Way::Fetch(lane, tensor, n, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), to);
   };
+
+  if constexpr (kUnrolled) {
+    float ones[kOwn];  // The scalings before the first iteration.
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) ones[k] = 1;
+    history.Put(0, ones, ones);
+  }
 
   bool is_first = true;
   ForMembers<Shape>(task, block, [&](int64_t first, int count) {
     const int64_t member = first + place.member;
     // 1. K.
     float K[R][C];
-    if (!Traits::kFetches || is_first) fetch(task.logits, first);
+    if (!Traits::kFetches || is_first) fetch(task.logits, first, logits_buffer);
     is_first = false;
-    Way::Arrived(lane, task.logits, n, first, count, incoming);
-    Way::Read(place, transposed, lane, n, first, count, incoming, K);
+    Way::Arrived(lane, task.logits, n, first, count, logits_buffer);
+    Way::Read(place, transposed, lane, n, first, count, logits_buffer, K);
     __syncwarp();  // The buffer is free.
-    if constexpr (kBackward && Traits::kFetches) fetch(task.cotangent, first);
-    if constexpr (!kBackward && Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task));
+    if constexpr (Traits::kFetches) {
+      if (kUnrolled || kImplicit) {
+        fetch(task.cotangent, first, incoming);
+      } else {
+        fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
+      }
+    }
     const bool safe = PlainStart<Shape, kPadded>(task, here(), K);
 
     // 2. Iterations. u and v: the first kOwn are the lane's own.
     float u[R], v[C], s[R], q[C];
 #pragma unroll
     for (int c = 0; c < C; ++c) v[c] = 1;
-#pragma unroll kBackward || Shape::kSize == 64 ? 1 : 2
+#pragma unroll kWork != Work::kForward || Shape::kSize == 64 ? 1 : 2
     for (int t = 1; t <= iterations; ++t) {
       RowStep<Shape>(K, v, u);
       GatherRows<Shape>(u);
       TimesCols<R, C>(K, u, q);
       ScatterCols<Shape>(q);
       Reciprocals<kOwn>(q, v);
-      if constexpr (kBackward) history.Put(t, u, v);
+      if constexpr (kUnrolled) history.Put(t, u, v);
       GatherCols<Shape>(v);
     }
 
@@ -337,40 +429,71 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
       expected_cols[k] = kPadded && place.OwnCol(k) >= n ? q[k] : 1.0f;
     }
     const float row_error = ErrorL1<Shape>(s, expected_rows), col_error = ErrorL1<Shape>(q, expected_cols);
-    const bool there = place.member < count, good = safe && row_error + col_error < FLT_MAX;
-    StoreRedo<Shape>(task, place, first, there && !good, lane);
-    if (there && !good) tally.flags |= Tally::kRedo;
-    if (there && good) Certify(task, member, place.first(), row_error, col_error, iterations, &tally);
+    const bool there = place.member < count;
+    bool good = safe && row_error + col_error < FLT_MAX;
+    const auto settle = [&] {
+      StoreRedo<Shape>(task, place, first, there && !good, lane);
+      if (there && !good) tally.flags |= Tally::kRedo;
+      if (there && good) Certify(task, member, place.first(), row_error, col_error, iterations, &tally);
+    };
+    constexpr bool kMayFail = kImplicit && ImplicitMayFail<Shape>;
+    constexpr bool kSettles =
+        !kMayFail && !(kUnrolled && Shape::kSize == 24);  // Later registers are the better for it.
+    if constexpr (kSettles) settle();
     if constexpr (!kOne) StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
-    if (kOne || task.plan.data != nullptr || task.plan_copy.data != nullptr) {
+    if (kOne || task.plan.data != nullptr) {
       Way::WriteEach(place, transposed, lane, n, first, count, buffer,
                      [&](int r, int c) { return K[r][c] * u[r] * v[c]; });
       __syncwarp();  // P is there.
-      if (kOne || task.plan.data != nullptr) Way::Store(lane, task.plan, n, first, count, buffer);
-      if (!kOne && task.plan_copy.data != nullptr) {
-        PlainStage<Shape, false, kPadded>::Store(lane, task.plan_copy, n, first, count, buffer);
-      }
+      Way::Store(lane, task.plan, n, first, count, buffer);
       __syncwarp();  // The buffer is free.
     }
-    if constexpr (kBackward) {
+    if constexpr (kImplicit) {
+      // 4. The gradient, at the fixed point.
+      if constexpr (!Traits::kFetches) fetch(task.cotangent, first, incoming);
+      Way::Arrived(lane, task.cotangent, n, first, count, incoming);
+      if (Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
+      if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
+      float infinite = 0;
+      good &= ReviseToImplicit<Shape, Way>(task, here(), lane, n, first, count, K, u, v, incoming, &infinite);
+      if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
+      __syncwarp();  // The gradient is there.
+      Way::Store(lane, task.gradient, n, first, count, incoming);
+      __syncwarp();  // The buffer is free.
+    }
+    if constexpr (!kSettles) settle();
+    if constexpr (kUnrolled) {
       // 4. The iterations backward.
       float row_bar[R], col_bar[C];
-      if constexpr (!Traits::kFetches) fetch(task.cotangent, first);
+      if constexpr (!Traits::kFetches) fetch(task.cotangent, first, incoming);
       Way::Arrived(lane, task.cotangent, n, first, count, incoming);
       if (kPadded && Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
       Adjoints<Shape, Way> G(place, transposed, lane, n, first, count, incoming);
       __syncwarp();  // The buffer is free, but for G's own.
-      if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task));
+      if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
       LastAdjoints<Shape, kPadded>(here(), n, K, u, v, &G, row_bar, col_bar);
-      ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar, &G);
-
-      // 5. The gradient.
       float infinite = 0;
-      G.ForEach([&](int r, int c, float g) {
-        const float gradient = __fmul_rn(g, K[r][c]);
+      const auto last = [&](float g, float k) {
+        const float gradient = __fmul_rn(g, k);
         infinite = fmaf(gradient, 0.0f, infinite);
         return gradient;
-      });
+      };
+      if constexpr (Traits::kDefers) {
+        History<kOwn> vectors(slot);
+        ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar,
+                            [&](int t, auto&, auto& x, auto&, auto& y) { vectors.Put(t, x, y); });
+        G.ForEach([&](int r, int c, float g) { return Exchanged(&K[r][c], g); });
+        AddIterations<Shape>(history, vectors, iterations, K);
+        // 5. The gradient.
+        G.ForEach([&](int r, int c, float k) { return last(K[r][c], k); });
+      } else {
+        ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar,
+                            [&](int, auto& u, auto& x, auto& v, auto& y) {
+                              G.ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
+                            });
+        // 5. The gradient.
+        G.ForEach([&](int r, int c, float g) { return last(g, K[r][c]); });
+      }
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
       G.Write(lane, n, first, count, buffer);
       __syncwarp();  // The gradient is there.
@@ -383,17 +506,17 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kBackward, kShort
 }
 
 // Null: there is none.
-template <bool kBackward, bool kShort>
+template <Work kWork, bool kShort>
 PlainFunction PlainKernelOf(int size, bool one) {
   return WithPlainShape(size, [&](auto shape) -> PlainFunction {
     using Shape = decltype(shape);
-    if constexpr (kBackward && Shape::kSize == 20) {
+    if constexpr (kWork != Work::kForward && Shape::kSize == 20) {
       return nullptr;
     } else {
       if constexpr (HasOne<Shape>) {
-        if (one) return PlainKernel<Shape, kBackward, kShort, true>;
+        if (one) return PlainKernel<Shape, kWork, kShort, true>;
       }
-      return one ? nullptr : PlainKernel<Shape, kBackward, kShort, false>;
+      return one ? nullptr : PlainKernel<Shape, kWork, kShort, false>;
     }
   });
 }

@@ -1,8 +1,8 @@
-// The instances of the plain recipes' kernel: four files, so that they are compiled side by side.
+// The instances of the plain recipes' kernel: six files, so that they are compiled side by side.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
 
-#include "kernels/cuda/normalization_task.cuh"
+#include "kernels/cuda/normalization_kernels.h"
 
 namespace sinkhorn {
 namespace cuda {
@@ -15,6 +15,8 @@ PlainFunction PlainForward(int size, bool one);
 PlainFunction PlainForwardShort(int size, bool one);
 PlainFunction PlainBackward(int size, bool one);
 PlainFunction PlainBackwardShort(int size, bool one);
+PlainFunction PlainImplicit(int size, bool one);
+PlainFunction PlainImplicitShort(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -110,6 +110,38 @@ class PackedStage {
       }
     }
   }
+  // body(r, c, entry), 0 outside. Not transposed.
+  template <class Body>
+  __device__ void Visit(const float* buffer, Body body) const {
+    const Place<Shape> place(Opaque(lane_));
+    const float* const from = buffer + Base(place);
+    int row[Shape::R];
+#pragma unroll
+    for (int r = 0; r < Shape::R; ++r) row[r] = place.Row(r) < n_ ? place.Row(r) * n_ : -1;
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const int col = place.Col(c);
+#pragma unroll
+      for (int r = 0; r < Shape::R; ++r) body(r, c, row[r] >= 0 && col < n_ ? from[row[r] + col] : 0.0f);
+    }
+  }
+  // What it returns takes the entry's place; 0 outside, where nothing is.
+  template <class Body>
+  __device__ void Revise(float* buffer, Body body) const {
+    const Place<Shape> place(Opaque(lane_));
+    float* const at = buffer + Base(place);
+    int row[Shape::R];
+#pragma unroll
+    for (int r = 0; r < Shape::R; ++r) row[r] = place.Row(r) < n_ ? place.Row(r) * n_ : -1;
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const int col = place.Col(c);
+#pragma unroll
+      for (int r = 0; r < Shape::R; ++r) {
+        if (row[r] >= 0 && col < n_) at[row[r] + col] = body(r, c, at[row[r] + col]);
+      }
+    }
+  }
 
  private:
   // Without padding the same: odd sides' quads may be of two matrices.

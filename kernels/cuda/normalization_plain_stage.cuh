@@ -15,15 +15,23 @@ struct PlainStage {
   static constexpr int kArea = Shape::kSize * Shape::kSize;
   static constexpr int kPer = kShort ? 8 : 4;  // Elements of 16 bytes.
   static constexpr int kVectors = Shape::kMembers * kArea / (32 * kPer);
+  static constexpr bool kPads = kPadded;
   static constexpr bool kPacked = kPadded && Shape::kSize <= 32;
   using Packed = PackedStage<Shape, kShort>;
   static constexpr int kBufferFloats = kPacked ? Packed::kBufferFloats : Shape::kBufferFloats;
   static constexpr bool kWide = Shape::kSize > 32;  // A row is more than a warp has lanes; a member, n > 32, a warp's.
 
-  // Where the lane's vector number k of whole matrices lies.
-  __device__ static int Vector(int lane, int k) {
-    const int own = Any::template Spread<kPer>(kPer * lane), step = 32 * kPer * k;
+  // Where the lane's vector number 0 of whole matrices lies, and from there number k.
+  __device__ static int FirstVector(int lane) { return Held(Any::template Spread<kPer>(kPer * lane)); }
+  __device__ static int Vector(int own, int k) {
+    const int step = 32 * kPer * k;
     return (own ^ (Any::Swizzled(step) ^ step)) + Any::template Spread<kPer>(step);
+  }
+  // In a register, not computed anew for each vector; kWide has none for it.
+  template <class T>
+  __device__ static T Held(T x) {
+    if constexpr (kWide) return x;
+    return Opaque(x);
   }
   // body(entry of the n x n, place in the buffer)
   template <class Body>
@@ -51,12 +59,12 @@ struct PlainStage {
     if constexpr (kShort) return;
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
     if (Whole(n)) {
-      const float4* const from = static_cast<const float4*>(tensor.data) + first * (kArea / 4) + lane;
-      const int limit = count * (kArea / 4) - lane;
+      const float4* const from = Held(static_cast<const float4*>(tensor.data) + first * (kArea / 4) + lane);
+      const int limit = count * (kArea / 4) - lane, own = FirstVector(lane);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (32 * k < limit) {
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * Vector(lane, k)), "l"(from + 32 * k)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * Vector(own, k)), "l"(from + 32 * k)
                        : "memory");
         }
       }
@@ -72,8 +80,8 @@ struct PlainStage {
     if constexpr (!kShort) {
       asm volatile("cp.async.wait_all;" ::: "memory");
     } else if (Whole(n)) {
-      const uint4* const from = static_cast<const uint4*>(tensor.data) + first * (kArea / 8) + lane;
-      const int limit = count * (kArea / 8) - lane;
+      const uint4* const from = Held(static_cast<const uint4*>(tensor.data) + first * (kArea / 8) + lane);
+      const int limit = count * (kArea / 8) - lane, own = FirstVector(lane);
       constexpr int kTogether = kVectors < 8 ? kVectors : kWide ? 4 : 8;
 #pragma unroll 1
       for (int begin = 0; begin < kVectors; begin += kTogether) {
@@ -86,7 +94,7 @@ struct PlainStage {
         for (int k = 0; k < kTogether; ++k) {
           float x[8];
           Unpack(tensor.dtype, raw[k], x);
-          float4* const at = reinterpret_cast<float4*>(buffer + Vector(lane, begin + k));
+          float4* const at = reinterpret_cast<float4*>(buffer + Vector(own, begin + k));
           at[0] = make_float4(x[0], x[1], x[2], x[3]);
           at[1] = make_float4(x[4], x[5], x[6], x[7]);
         }
@@ -101,12 +109,12 @@ struct PlainStage {
   __device__ static void Store(int lane, const Output& output, int n, int64_t first, int count, const float* buffer) {
     if constexpr (kPacked) return Packed(lane, n, first, count).Store(output, buffer);
     if (Whole(n)) {
-      const int limit = count * (kArea / kPer) - lane;
-      float4* const to = static_cast<float4*>(output.data) + first * (kArea / kPer) + lane;
+      const int limit = count * (kArea / kPer) - lane, own = FirstVector(lane);
+      float4* const to = Held(static_cast<float4*>(output.data) + first * (kArea / kPer) + lane);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (32 * k >= limit) continue;
-        const float4* const at = reinterpret_cast<const float4*>(buffer + Vector(lane, k));
+        const float4* const at = reinterpret_cast<const float4*>(buffer + Vector(own, k));
         if constexpr (kShort) {
           const float4 a = at[0], b = at[1];
           const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
@@ -133,6 +141,20 @@ struct PlainStage {
                                    int count, float* buffer, Entry entry) {
     if constexpr (kPacked) return Packed(lane, n, first, count).WriteEach(transposed, buffer, entry);
     Any::WriteEach(place, transposed, buffer, entry);
+  }
+  // body(r, c, entry); outside the matrices of 0, of kWide what ClearBorder leaves. Not transposed.
+  template <class Body>
+  __device__ static void Visit(const Place<Shape>& place, int lane, int n, int64_t first, int count,
+                               const float* buffer, Body body) {
+    if constexpr (kPacked) return Packed(lane, n, first, count).Visit(buffer, body);
+    Any::Visit(place, buffer, body);
+  }
+  // What it returns takes the entry's place.
+  template <class Body>
+  __device__ static void Revise(const Place<Shape>& place, int lane, int n, int64_t first, int count, float* buffer,
+                                Body body) {
+    if constexpr (kPacked) return Packed(lane, n, first, count).Revise(buffer, body);
+    Any::Revise(place, buffer, body);
   }
 };
 

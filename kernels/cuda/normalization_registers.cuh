@@ -53,11 +53,12 @@ class History {
   static constexpr bool kHasU = kVectors == 2;
   __device__ explicit History(float* memory) : at_(memory + threadIdx.x * kOwn), step_(kVectors * blockDim.x * kOwn) {}
   __device__ void Put(int t, const float* u, const float* v) {
-    PutOne(at_ + t * step_, v);
-    if constexpr (kHasU) PutOne(at_ + t * step_ + step_ / 2, u);
+    float* const at = At(t);
+    PutOne(at, v);
+    if constexpr (kHasU) PutOne(at + step_ / 2, u);
   }
-  __device__ void GetU(int t, float* u) const { GetOne(at_ + t * step_ + step_ / 2, u); }
-  __device__ void GetV(int t, float* v) const { GetOne(at_ + t * step_, v); }
+  __device__ void GetU(int t, float* u) const { GetOne(At(t) + step_ / 2, u); }
+  __device__ void GetV(int t, float* v) const { GetOne(At(t), v); }
 
  private:
   __device__ static void PutOne(float* to, const float* x) {
@@ -82,6 +83,9 @@ class History {
       for (int k = 0; k < kOwn; ++k) x[k] = from[k];
     }
   }
+  // The product is opaque where that keeps addresses in fewer instructions, and registers.
+  __device__ float* At(int t) const { return at_ + (kOwn == 2 ? t * step_ : Opaque(t * step_)); }
+
   float* const at_;
   const int step_;
 };

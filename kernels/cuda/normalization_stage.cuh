@@ -22,6 +22,12 @@ __device__ inline int Opaque(int x) {
   return x;
 }
 
+template <class T>
+__device__ inline T* Opaque(T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // Eight or four elements as float32 from 16 aligned bytes.
 __device__ inline void Unpack(DType dtype, const uint4& raw, float* out) {
   const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
@@ -319,22 +325,47 @@ struct Stage {
     }
     ForTile(place, transposed, [&](int r, int c, int at) { buffer[at] = entry(r, c); });
   }
+  // body(r, c, entry). Not transposed.
+  template <class Body>
+  __device__ static void Visit(const Place<Shape>& place, const float* buffer, Body body) {
+    ForRuns<kVector>(place, [&](int r, int c, int at) {
+      float x[kVector];
+      ReadVector(buffer + at, x);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) body(r, c + k, x[k]);
+    });
+  }
+  // What it returns takes the entry's place.
+  template <class Body>
+  __device__ static void Revise(const Place<Shape>& place, float* buffer, Body body) {
+    ForRuns<kVector>(place, [&](int r, int c, int at) {
+      float x[kVector];
+      ReadVector(buffer + at, x);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) x[k] = body(r, c + k, x[k]);
+      WriteVector(x, buffer + at);
+    });
+  }
 
  private:
   __device__ static void ReadVector(const float* from, float* x) {
     if constexpr (kVector == 4) {
       const float4 y = *reinterpret_cast<const float4*>(from);
       x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-    } else {
+    } else if constexpr (kVector == 2) {
       const float2 y = *reinterpret_cast<const float2*>(from);
       x[0] = y.x, x[1] = y.y;
+    } else {
+      x[0] = *from;
     }
   }
   __device__ static void WriteVector(const float* x, float* to) {
     if constexpr (kVector == 4) {
       *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
-    } else {
+    } else if constexpr (kVector == 2) {
       *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+    } else {
+      *to = x[0];
     }
   }
 };
