@@ -25,7 +25,8 @@ class LineFile {
   // INVALID_ARGUMENT: the file cannot be read, or a line is not what it must be: which one, never what is in it.
   absl::Status Read(absl::FunctionRef<std::string(std::string line)> take) const;
 
-  // Whether to read it again: true for one caller every two seconds; the first call's time counts as the start. Any thread.
+  // Whether to read it again: true for one caller every two seconds; the first call's time counts as the start. Any
+  // thread.
   bool IsDue(absl::Time now);
 
  private:

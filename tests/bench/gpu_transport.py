@@ -1,6 +1,6 @@
-"""Tables of transport on a GPU from the lines that gpu_transport prints.
+"""Tables of transport on a GPU from the lines that gpu_transport and gpu_hessian print.
 
-    gpu_transport > lines; python gpu_transport_peer.py >> lines
+    gpu_transport > lines; gpu_hessian >> lines; python gpu_transport_peer.py >> lines
     python gpu_transport.py lines > results/gpu_transport.md
 
 A floor is the largest of three: exponentials (4.2e12/s), products (three half-precision ones for STRICT, one for FAST,
@@ -64,12 +64,13 @@ def dense(lines):
           ["problems", "iterations", "ms, median", "least", "floor", "ratio", "error / eps"], rows)
 
 
-def flash_of(lines, key, tf32):
+def flash_of(lines, key, tf32, name="flash"):
     """FlashSinkhorn's milliseconds: of this run, or earlier ones with a star."""
     for r in lines:
-        if r["name"] == "flash" and (r["n"], r["dim"]) == key and r["tf32"] == tf32:
+        if r["name"] == name and (r["n"], r["dim"]) == key and r["tf32"] == tf32:
             return show(r["median_ms"])
-    return show(FLASH[key][tf32]) + ("*" if FLASH[key][tf32] else "")
+    earlier = (FLASH if name == "flash" else FLASH_GRADIENT)[key][tf32]
+    return show(earlier) + ("*" if earlier else "")
 
 
 def clouds(lines):
@@ -94,12 +95,30 @@ def clouds(lines):
     for r in lines:
         if r["name"] in ("cloud gradient", "cloud symmetric"):
             key = (r["n"], r["dim"])
-            flash = FLASH_GRADIENT[key] if "gradient" in r["name"] else (None, None)
+            flash = ["-", "-"]
+            if "gradient" in r["name"]:
+                flash = [flash_of(lines, key, tf32, "flash gradient") for tf32 in (False, True)]
             rows.append([f"{r['n']}, {r['dim']}", r["name"][6:], show(r["median_ms"]),
                          f"{100 * (r['median_ms'] / forward[key] - 1):+.0f} %", show(r["gradient_error"]),
-                         *(show(ms) + ("*" if ms else "") for ms in flash)])
+                         *flash])
     table("The same with gradients to x and y; symmetric updates. STRICT, ms",
           ["n = m, d", "what", "ours", "against forward", "gradient's error", "FlashSinkhorn float32", "TF32"], rows)
+
+
+def hessians(lines):
+    wanted, earlier = {2048: 0.06, 10000: 0.5}, {2048: 0.8, 10000: 5.6}  # At d = 64; FlashSinkhorn's.
+    flash = {(r["n"], r["dim"]): show(r["iteration_ms"]) for r in lines if r["name"] == "flash hessian"}
+    rows = []
+    for r in lines:
+        if r["name"] == "hessian":
+            key, common = (r["n"], r["dim"]), r["dim"] == 64 and r["directions"] == 1
+            rows.append([f"{r['n']}, {r['dim']}", str(r["directions"]), r["precision"], show(r["iteration_ms"]),
+                         show(wanted[r["n"]]) if common else "-",
+                         flash.get(key, show(earlier[r["n"]]) + "*") if common else "-",
+                         str(r["iterations"]), show(r["all_ms"] - r["without_ms"]), show(r["error"])])
+    table("Hessian-vector products in x and y, ms for an iteration of the conjugate gradients (issue 5, shows 2)",
+          ["n = m, d", "directions", "precision", "an iteration", "wanted", "FlashSinkhorn float32, in x",
+           "iterations to 1e-5", "all of them, transfers too", "error"], rows)
 
 
 def batches(lines):
@@ -138,7 +157,7 @@ def main():
         lines = [json.loads(line) for line in file if line.startswith("{")]
     print("# Transport on a GPU\n")
     print("\n".join(sys.argv[2:]))
-    for part in (dense, clouds, batches, convergence):
+    for part in (dense, clouds, hessians, batches, convergence):
         part(lines)
 
 
