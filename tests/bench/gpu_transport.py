@@ -107,14 +107,13 @@ def clouds(lines):
 
 def hessians(lines):
     wanted, earlier = {2048: 0.06, 10000: 0.5}, {2048: 0.8, 10000: 5.6}  # At d = 64; FlashSinkhorn's.
-    flash = {(r["n"], r["dim"]): show(r["iteration_ms"]) for r in lines if r["name"] == "flash hessian"}
     rows = []
     for r in lines:
         if r["name"] == "hessian":
-            key, common = (r["n"], r["dim"]), r["dim"] == 64 and r["directions"] == 1
+            common = r["dim"] == 64 and r["directions"] == 1
             rows.append([f"{r['n']}, {r['dim']}", str(r["directions"]), r["precision"], show(r["iteration_ms"]),
                          show(wanted[r["n"]]) if common else "-",
-                         flash.get(key, show(earlier[r["n"]]) + "*") if common else "-",
+                         show(earlier[r["n"]]) + "*" if common else "-",
                          str(r["iterations"]), show(r["all_ms"] - r["without_ms"]), show(r["error"])])
     table("Hessian-vector products in x and y, ms for an iteration of the conjugate gradients (issue 5, shows 2)",
           ["n = m, d", "directions", "precision", "an iteration", "wanted", "FlashSinkhorn float32, in x",

@@ -1,14 +1,13 @@
-"""PyTorch on the batches, and FlashSinkhorn (pip: flash-sinkhorn) on the clouds and Hessian-vector products, of
-gpu_transport and gpu_hessian: one JSON line a row, as they print.
+"""PyTorch on the batches, and FlashSinkhorn (pip: flash-sinkhorn) on the clouds, of gpu_transport: one JSON line a row,
+as gpu_transport prints.
 
     python gpu_transport_peer.py [SECONDS] >> lines
 
 Clouds: ten alternating iterations, forward and with gradients to x and y, timed by CUDA events, median of repeats after
 the calls that tune it. Potentials are compared with the same iterations in float64 where a dense matrix of them fits.
-Hessian-vector products in x: an iteration of its conjugate gradients is the difference of two solves that are allowed
-different numbers of them, of its three ways to iterate the fastest. Batches: 50 iterations in float32 with the costs in
-memory, call by call and as torch.compile's kernels in one CUDA graph. Rows end when SECONDS are over. Its kernels are
-compiled before, several rows at once, which takes minutes.
+Batches: 50 iterations in float32 with the costs in memory, call by call and as torch.compile's kernels in one CUDA
+graph. Rows end when SECONDS are over. FlashSinkhorn's kernels are compiled before, several rows at once: six minutes on
+16 cores.
 """
 
 import json
@@ -20,7 +19,6 @@ import time
 
 import flash_sinkhorn
 import torch
-from flash_sinkhorn import hvp
 
 EPSILON, ITERATIONS, BATCH_ITERATIONS = 0.1, 10, 50
 # batch, n, d.
@@ -28,7 +26,6 @@ BATCHES = [(256, 64, 64), (256, 128, 64), (256, 256, 64), (64, 512, 64), (1024, 
 # n, d, TF32, gradients; the most telling first.
 SHAPES = [(10000, 64), (4096, 64), (1024, 64), (50000, 64), (10000, 3), (10000, 128), (4096, 784), (10000, 512)]
 ROWS = [(*shape, tf32, gradient) for gradient in (False, True) for shape in SHAPES for tf32 in (True, False)]
-HESSIANS = [(2048, 64), (10000, 64)]  # n, d.
 COMPILERS = 8  # Processes.
 
 
@@ -96,35 +93,6 @@ def measure(count, dim, tf32, gradient):
                       "median_ms": median, "error_eps": error, "version": flash_sinkhorn.__version__}), flush=True)
 
 
-def measure_hessian(count, dim):
-    """Milliseconds of an iteration."""
-    torch.manual_seed(7)
-    x, y = ((torch.randn(count, dim, device="cuda") / math.sqrt(2 * dim)) for _ in range(2))
-    direction, mass = torch.randn_like(x), torch.full((count,), 1 / count, device="cuda")
-    f, g = flash_sinkhorn.SamplesLoss(potentials=True, backend="alternating", use_epsilon_scaling=False, eps=EPSILON,
-                                      n_iters=500, allow_tf32=False, half_cost=False)(x, y)
-    f, g = hvp.geomloss_to_ott_potentials(f, g, mass, mass, eps=EPSILON)
-    best = {}
-    for way in ("plain", "use_batched_cg", "use_compiled_cg"):
-        flags = {} if way == "plain" else {way: True}
-        times, iterations = [], []
-        for most in (4, 24):
-            def solve():
-                return hvp.hvp_x_sqeuclid_from_potentials(
-                    x, y, f, g, direction, eps=EPSILON, max_cg_iter=most, cg_rtol=1e-30, cg_atol=1e-30, **flags)
-
-            for _ in range(3):
-                _, info = solve()
-            torch.cuda.synchronize()
-            times.append(milliseconds(solve, 9))
-            iterations.append(info.cg_iters)
-        if iterations[1] > iterations[0]:
-            best[way] = (times[1] - times[0]) / (iterations[1] - iterations[0])
-    way = min(best, key=best.get)
-    print(json.dumps({"name": "flash hessian", "n": count, "dim": dim, "iteration_ms": best[way], "way": way,
-                      "all": best, "version": flash_sinkhorn.__version__}), flush=True)
-
-
 def batched_step(cost, f, g):
     """One iteration of a batch with uniform masses; the logarithms of the counts are in the costs' units."""
     f = -EPSILON * (torch.logsumexp((g[:, None, :] - cost) / EPSILON, 2) - math.log(cost.shape[2]))
@@ -163,7 +131,7 @@ def main():
     end = time.monotonic() + (float(sys.argv[1]) if len(sys.argv) > 1 else 1e9)
     with multiprocessing.get_context("spawn").Pool(COMPILERS, maxtasksperchild=4) as pool:
         pool.map(compile_row, ROWS, chunksize=1)
-    for measure_one, rows in ((measure_batch, BATCHES), (measure, ROWS), (measure_hessian, HESSIANS)):
+    for measure_one, rows in ((measure_batch, BATCHES), (measure, ROWS)):
         for row in rows:
             if time.monotonic() < end:
                 measure_one(*row)
