@@ -109,6 +109,21 @@ struct TransportInputs {
   HessianInputs hessian;
 };
 
+// The factor of the squared distance that a cost of points is, up to terms of rows and columns; of |x - y| that of the
+// distance.
+inline double CostFactor(const TransportInputs& in) {
+  switch (in.point_cost) {
+    case PointCost::kSquaredEuclidean:
+      return in.kappa;
+    case PointCost::kEuclidean:
+      return 1;
+    case PointCost::kCosine:
+    case PointCost::kNegativeDot:
+      return 0.5;
+  }
+  return 1;
+}
+
 // Accuracy and iterations. Lengths are resolved to energies: rho, epsilon.
 struct SolverOptions {
   double epsilon = 0;        // > 0 (transport)

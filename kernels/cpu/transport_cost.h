@@ -44,20 +44,6 @@ struct CostRange {
 };
 CostRange RangeOf(const TensorView& cost, int64_t member, int64_t n, int64_t m, int64_t begin, int64_t end);
 
-// The factor of the squared distance that a cost is, up to terms of rows and columns; of |x - y| that of the distance.
-inline double CostFactor(const TransportInputs& in) {
-  switch (in.point_cost) {
-    case PointCost::kSquaredEuclidean:
-      return in.kappa;
-    case PointCost::kEuclidean:
-      return 1;
-    case PointCost::kCosine:
-    case PointCost::kNegativeDot:
-      return 0.5;
-  }
-  return 1;
-}
-
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Rows of side 0 are x, of side 1 y; the columns are the other side's points.

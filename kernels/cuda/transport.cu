@@ -2,9 +2,8 @@
 //
 // A resident is prepared in its first slice, which tells the host the arithmetic that its data need; then iterates, two
 // passes an iteration, as many as fit the slice; and ends with the measuring passes and its outputs; Hessian-vector
-// products come last, in slices of their own. Engines that have
-// converged sit out the passes that are still enqueued. All decisions between passes are made on the device
-// (transport_control.cuh), so that nothing waits for the host.
+// products come last, in slices of their own. Engines that have converged sit out the passes that are still enqueued.
+// All decisions between passes are made on the device (transport_control.cuh), so that nothing waits for the host.
 #include <limits>
 #include <vector>
 

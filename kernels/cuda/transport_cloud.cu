@@ -16,7 +16,7 @@ bool HasHopperKernels() {
 void LaunchCloudStep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, Pass pass,
                      cudaStream_t stream) {
   const auto launch = [&](void (*kernel)(LaunchTable, int, Pass)) {
-    LaunchStep(kernel, table, blocks, planes, dim, hopper, side, pass, stream);
+    LaunchStreaming(kernel, blocks, planes, dim, hopper, stream, table, side, pass);
   };
   switch (PartsOf(planes, dim)) {
     case Parts::kOne:

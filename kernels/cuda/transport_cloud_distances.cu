@@ -120,7 +120,7 @@ void LaunchCloudDistances(const LaunchTable& table, int64_t blocks, int dim, boo
                           cudaStream_t stream) {
   constexpr int kPlanes = 2;
   const auto launch = [&](void (*kernel)(LaunchTable, int, Pass)) {
-    LaunchStep(kernel, table, blocks, kPlanes, dim, hopper, side, pass, stream);
+    LaunchStreaming(kernel, blocks, kPlanes, dim, hopper, stream, table, side, pass);
   };
   switch (PartsOf(kPlanes, dim)) {
     case Parts::kOne:

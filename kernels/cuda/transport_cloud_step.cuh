@@ -202,15 +202,6 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   FinishRows(member, c.block, side, pass, 0, lse, Geometry::kCloud);
 }
 
-// A launch of one of these kernels.
-inline void LaunchStep(void (*kernel)(LaunchTable, int, Pass), const LaunchTable& table, int64_t blocks, int planes,
-                       int dim, bool hopper, int side, Pass pass, cudaStream_t stream) {
-  const int tiles = hopper ? StreamTiles(planes, PartsOf(planes, dim), CloudDepths(dim), kGroups) : 3;
-  const size_t smem_bytes = static_cast<size_t>(tiles) * planes * kCloudTile * CloudRowBytes(dim) + kPlaneAlignment;
-  if (!hopper) return LaunchKernel(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side, pass);
-  LaunchOverlapping(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side, pass);
-}
-
 }  // namespace cuda
 }  // namespace sinkhorn
 

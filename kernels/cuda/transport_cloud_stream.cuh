@@ -7,6 +7,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STREAM_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STREAM_CUH_
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cloud.cuh"
 #include "kernels/cuda/transport_hopper.cuh"
 
@@ -264,6 +265,16 @@ class Stream {
 __device__ inline void WaitForTerms() { __syncthreads(); }
 
 #endif
+
+// A launch of a kernel whose blocks of kGroups warpgroups stream columns of up to `dim` coordinates.
+template <typename... Parameters, typename... Arguments>
+void LaunchStreaming(void (*kernel)(Parameters...), int64_t blocks, int planes, int dim, bool hopper,
+                     cudaStream_t stream, const Arguments&... arguments) {
+  const int tiles = hopper ? StreamTiles(planes, PartsOf(planes, dim), CloudDepths(dim), kGroups) : 3;
+  const size_t smem_bytes = static_cast<size_t>(tiles) * planes * kCloudTile * CloudRowBytes(dim) + kPlaneAlignment;
+  if (!hopper) return LaunchKernel(kernel, blocks, kCloudThreads, smem_bytes, stream, arguments...);
+  LaunchOverlapping(kernel, blocks, kCloudThreads, smem_bytes, stream, arguments...);
+}
 
 }  // namespace cuda
 }  // namespace sinkhorn

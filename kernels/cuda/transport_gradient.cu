@@ -12,6 +12,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cloud_stream.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
+#include "kernels/cuda/transport_fragments.cuh"
 #include "kernels/cuda/transport_launch.h"
 
 namespace sinkhorn {
@@ -34,15 +35,6 @@ __host__ __device__ inline int64_t RowBlocksOf(const Job& job, int side) { retur
 
 constexpr float kDensityBits = 12;  // Densities, at most about 1, are multiplied by 2^12: halves keep small ones.
 
-// Two numbers as sums of two halves each.
-__device__ inline void Split(float x, float y, uint32_t* high, uint32_t* low) {
-  const __half2 h = __floats2half2_rn(x, y);
-  const float2 back = __half22float2(h);
-  const __half2 l = __floats2half2_rn(x - back.x, y - back.y);
-  *high = *reinterpret_cast<const uint32_t*>(&h);
-  *low = *reinterpret_cast<const uint32_t*>(&l);
-}
-
 // A tile's densities, whose exponents are acc * factor + terms + level, as matrix fragments.
 __device__ void MakeDensities(float factor, const float (&acc)[16][4], const float* terms, const float (&level)[2],
                               uint32_t (&high)[8][4], uint32_t (&low)[8][4]) {
@@ -56,29 +48,6 @@ __device__ void MakeDensities(float factor, const float (&acc)[16][4], const flo
       const float p1 = FastExp2(fminf(fmaf(acc[j][2 * row + 1], factor, term.y) + level[row], 15.5f));
       Split(p0, p1, &high[j / 2][j % 2 * 2 + row], &low[j / 2][j % 2 * 2 + row]);
     }
-  }
-}
-
-// total += weight * densities * the tile's points. `sums`: registers for this alone, the same for all parts.
-template <int kPlanes, int kColumns>
-__device__ void AddPart(const CloudContext& c, const uint32_t (&high)[8][4], const uint32_t (&low)[8][4],
-                        uint32_t points, const float (&weight)[2], float (&sums)[kColumns / 8][4],
-                        float (&total)[kColumns / 8][4]) {
-  const uint64_t first = MatrixAt(points, c.row_bytes);
-  const int plane = c.plane_bytes / 16, step = 16 * c.row_bytes / 16;
-  BeginProducts();
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    MultiplyRows<kColumns>(low[k], first + k * step, k > 0, sums);
-    if (kPlanes == 2) MultiplyRows<kColumns>(high[k], first + plane + k * step, true, sums);
-  }
-#pragma unroll
-  for (int k = 0; k < 8; ++k) MultiplyRows<kColumns>(high[k], first + k * step, true, sums);
-  CommitProducts();
-  WaitForProducts<0>();
-#pragma unroll
-  for (int e = 0; e < kColumns / 2; ++e) {
-    total[e / 4][e % 4] = fmaf(sums[e / 4][e % 4], weight[e % 4 / 2], total[e / 4][e % 4]);
   }
 }
 
@@ -114,7 +83,7 @@ struct Sums {
       MakeDensities(c.factor, acc, terms[group][parity], level, high, low);
 #pragma unroll
       for (int part = 0; part < kAgain; ++part) {
-        AddPart<kPlanes, kColumns>(c, high, low, stream->Again(), weight, sums, total[part]);
+        AddProducts<kPlanes, kColumns>(c, high, low, MatrixAt(stream->Again(), c.row_bytes), weight, sums, total[part]);
         stream->Release();
       }
       terms[group][parity ^ 1][column] = c.TermOf(next);

@@ -7,15 +7,11 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_hessian.cuh"
 #include "kernels/cuda/transport_launch.h"
-#include "kernels/cuda/transport_tile.cuh"
+#include "kernels/cuda/transport_plan.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace {
-
-// 2^x, never infinite.
-__device__ float Saturated(float x) { return Exp2(fminf(x, 127.0f)); }
-__device__ double Saturated(double x) { return Exp2(fmin(x, 1000.0)); }
 
 // One direction's tiles of an engine's plan.
 template <int kMode>
@@ -230,15 +226,17 @@ __device__ void AddTile(const TileContext& c, const T (&entries)[4][4], T weight
 #pragma unroll
     for (int k = 0; k < 4; ++k) memory->plan[4 * c.col_lane + k][4 * c.row_lane + r] = entries[r][k] * weight;
   }
-  for (int e = threadIdx.x; e < kTile * kTile; e += kThreads)
+  for (int e = threadIdx.x; e < kTile * kTile; e += kThreads) {
     memory->right[e / kTile][e % kTile] = right(e / kTile, e % kTile);
+  }
   __syncthreads();
   for (int j = 0; j < kTile; ++j) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
+      for (int k = 0; k < 4; ++k) {
         out[r][k] += memory->plan[j][4 * c.row_lane + r] * memory->right[j][4 * c.col_lane + k];
+      }
     }
   }
 }

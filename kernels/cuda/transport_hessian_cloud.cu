@@ -168,14 +168,10 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudSweepKernel(LaunchTable
 
 template <int kTogether>
 void Launch(const LaunchTable& table, int64_t blocks, int planes, int dim, bool hopper, int side, cudaStream_t stream) {
-  const Parts parts = PartsOf(planes, dim);
   const auto launch = [&](void (*kernel)(LaunchTable, int)) {
-    const int tiles = hopper ? StreamTiles(planes, parts, CloudDepths(dim), kGroups) : 3;
-    const size_t smem_bytes = static_cast<size_t>(tiles) * planes * kCloudTile * CloudRowBytes(dim) + kPlaneAlignment;
-    if (!hopper) return LaunchKernel(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side);
-    LaunchOverlapping(kernel, blocks, kCloudThreads, smem_bytes, stream, table, side);
+    LaunchStreaming(kernel, blocks, planes, dim, hopper, stream, table, side);
   };
-  switch (parts) {
+  switch (PartsOf(planes, dim)) {
     case Parts::kOne:
       return launch(planes == 2 ? CloudSweepKernel<2, Parts::kOne, kTogether>
                                 : CloudSweepKernel<1, Parts::kOne, kTogether>);

@@ -80,8 +80,9 @@ __global__ void __launch_bounds__(kThreads) PotentialBoundKernel(LaunchTable tab
   for (int side = 0; side < 2; ++side) {
     double largest = 0;
 #pragma unroll 4
-    for (int64_t i = threadIdx.x; i < v.size[side]; i += kThreads)
+    for (int64_t i = threadIdx.x; i < v.size[side]; i += kThreads) {
       largest = fmax(largest, fabs(v.potential(side, q)[i]));
+    }
     bound += BlockMax(largest, scratch);
   }
   if (threadIdx.x == 0) v.states[q].largest = bound;

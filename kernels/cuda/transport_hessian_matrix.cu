@@ -201,10 +201,19 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable tab
 #endif
 }
 
-void Launch(void (*kernel)(LaunchTable, int), const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks,
+// [planes - 1][16, 32 or 64 coordinates]
+using Kernels = void (*const[2][3])(LaunchTable, int);
+constexpr Kernels kSetup = {{MatrixSetupKernel<1, 16>, MatrixSetupKernel<1, 32>, MatrixSetupKernel<1, 64>},
+                            {MatrixSetupKernel<2, 16>, MatrixSetupKernel<2, 32>, MatrixSetupKernel<2, 64>}};
+constexpr Kernels kStore = {{MatrixStoreKernel<1, 16>, MatrixStoreKernel<1, 32>, MatrixStoreKernel<1, 64>},
+                            {MatrixStoreKernel<2, 16>, MatrixStoreKernel<2, 32>, MatrixStoreKernel<2, 64>}};
+
+void Launch(const Kernels& kernels, const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks,
             cudaStream_t stream) {
-  const size_t tile = static_cast<size_t>(planes) * kCloudTile * CloudRowBytes(dim);
-  LaunchCluster(kernel, blocks, ranks, kThreads, kMatrixTiles * tile + kPlaneAlignment, stream, table, ranks);
+  const int row_bytes = CloudRowBytes(dim), width = row_bytes == 32 ? 0 : row_bytes == 64 ? 1 : 2;
+  const size_t tile = static_cast<size_t>(planes) * kCloudTile * row_bytes;
+  LaunchCluster(kernels[planes - 1][width], blocks, ranks, kThreads, kMatrixTiles * tile + kPlaneAlignment, stream,
+                table, ranks);
 }
 
 }  // namespace
@@ -231,31 +240,10 @@ int64_t MatrixSetupBlocks(const Job& job) { return AllBlocks(job, false) * Matri
 int64_t MatrixStoreBlocks(const Job& job) { return AllBlocks(job, true) * MatrixRanks(job); }
 
 void LaunchMatrixSetup(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream) {
-  const auto launch = [&](void (*two)(LaunchTable, int), void (*one)(LaunchTable, int)) {
-    Launch(planes == 2 ? two : one, table, blocks, planes, dim, ranks, stream);
-  };
-  switch (CloudRowBytes(dim)) {
-    case 32:
-      return launch(MatrixSetupKernel<2, 16>, MatrixSetupKernel<1, 16>);
-    case 64:
-      return launch(MatrixSetupKernel<2, 32>, MatrixSetupKernel<1, 32>);
-    default:
-      return launch(MatrixSetupKernel<2, 64>, MatrixSetupKernel<1, 64>);
-  }
+  Launch(kSetup, table, blocks, planes, dim, ranks, stream);
 }
-
 void LaunchMatrixStore(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, cudaStream_t stream) {
-  const auto launch = [&](void (*two)(LaunchTable, int), void (*one)(LaunchTable, int)) {
-    Launch(planes == 2 ? two : one, table, blocks, planes, dim, ranks, stream);
-  };
-  switch (CloudRowBytes(dim)) {
-    case 32:
-      return launch(MatrixStoreKernel<2, 16>, MatrixStoreKernel<1, 16>);
-    case 64:
-      return launch(MatrixStoreKernel<2, 32>, MatrixStoreKernel<1, 32>);
-    default:
-      return launch(MatrixStoreKernel<2, 64>, MatrixStoreKernel<1, 64>);
-  }
+  Launch(kStore, table, blocks, planes, dim, ranks, stream);
 }
 
 }  // namespace cuda

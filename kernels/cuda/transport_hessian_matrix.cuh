@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/transport_cloud.cuh"
 #include "kernels/cuda/transport_cloud_stream.cuh"
+#include "kernels/cuda/transport_fragments.cuh"
 #include "kernels/cuda/transport_hessian.cuh"
 #include "kernels/cuda/transport_hopper.cuh"
 
@@ -19,15 +20,6 @@ constexpr int kMatrixRows = 128;  // Two warpgroups of 64.
 #if SINKHORN_HOPPER
 
 constexpr float kDensityBits = 14;  // Densities, at most about 1, are multiplied by 2^14: halves keep small ones.
-
-// Two numbers as sums of two halves each.
-__device__ inline void Split(float x, float y, uint32_t* high, uint32_t* low) {
-  const __half2 h = __floats2half2_rn(x, y);
-  const float2 back = __half22float2(h);
-  const __half2 l = __floats2half2_rn(x - back.x, y - back.y);
-  *high = *reinterpret_cast<const uint32_t*>(&h);
-  *low = *reinterpret_cast<const uint32_t*>(&l);
-}
 
 // Of a tile's columns: what they add to exponents, dg, and weights of squares. Two tiles in turn.
 using ColumnNumbers = float[2][3][kCloudTile];
@@ -173,7 +165,6 @@ template <int kPlanes, int kColumns>
 __device__ inline void AddMatrix(const CloudContext& c, const float (&entries)[16][4], float scale, uint32_t columns,
                                  const float (&weight)[2], float (&total)[kColumns / 8][4]) {
   const uint64_t first = MatrixAt(columns, c.row_bytes);
-  const int plane = c.plane_bytes / 16, step = c.row_bytes;  // 16 rows of them, in units of 16 bytes.
   uint32_t high[8][4], low[8][4];
   float sums[kColumns / 8][4];
 #pragma unroll
@@ -184,20 +175,7 @@ __device__ inline void AddMatrix(const CloudContext& c, const float (&entries)[1
             &low[j / 2][j % 2 * 2 + row]);
     }
   }
-  BeginProducts();
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    MultiplyRows<kColumns>(low[k], first + k * step, k > 0, sums);
-    if (kPlanes == 2) MultiplyRows<kColumns>(high[k], first + plane + k * step, true, sums);
-  }
-#pragma unroll
-  for (int k = 0; k < 8; ++k) MultiplyRows<kColumns>(high[k], first + k * step, true, sums);
-  CommitProducts();
-  WaitForProducts<0>();
-#pragma unroll
-  for (int e = 0; e < kColumns / 2; ++e) {
-    total[e / 4][e % 4] = fmaf(sums[e / 4][e % 4], weight[e % 4 / 2], total[e / 4][e % 4]);
-  }
+  AddProducts<kPlanes, kColumns>(c, high, low, first, weight, sums, total);
 }
 
 #endif

@@ -140,11 +140,8 @@ class ProductSlice : private SliceLaunches {
       for (int k : set) pairs = std::min(pairs, left[k]);
       for (int64_t pair = 0; pair < pairs; ++pair) EnqueuePair(sweeps, steps);
       for (int k : set) left[k] -= pairs;
-      set = Among(set, [&](const TransportResident& r) { return left[NumberOf(r)] > 0; });
+      set.erase(std::remove_if(set.begin(), set.end(), [&](int k) { return left[k] == 0; }), set.end());
     }
-  }
-  size_t NumberOf(const TransportResident& r) const {
-    return std::find(residents().begin(), residents().end(), &r) - residents().begin();
   }
 
   void EnqueuePair(const std::vector<SweepTables>& sweeps, const Table& steps) {

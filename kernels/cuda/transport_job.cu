@@ -100,21 +100,6 @@ Layout LayoutOf(const Job& job) {
   return at;
 }
 
-// The factor of the squared distance that a cost of points is, up to terms of rows and columns; of |x - y| that of the
-// distance.
-double CostFactor(const TransportInputs& in) {
-  switch (in.point_cost) {
-    case PointCost::kSquaredEuclidean:
-      return in.kappa;
-    case PointCost::kEuclidean:
-      return 1;
-    case PointCost::kCosine:
-    case PointCost::kNegativeDot:
-      return 0.5;
-  }
-  return 1;
-}
-
 // Parts of a pass's columns that take the least time on a whole device: waves of blocks, each as long as its tiles and
 // what a block has to do beside them.
 int CloudSplits(int64_t rows, int64_t columns, int dim) {

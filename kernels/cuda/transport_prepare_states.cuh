@@ -157,8 +157,9 @@ __device__ void PrepareStates(const Member& member) {
   }
   // Points may have many coordinates and small products; but with themselves they have large ones.
   double sampled = INFINITY;
-  if (SourceOf(job) == Source::kProducts && job.halves && job.engines == 1 && job.dim > kDepth)
+  if (SourceOf(job) == Source::kProducts && job.halves && job.engines == 1 && job.dim > kDepth) {
     sampled = SampleExponents(member);
+  }
   if (!kSquares && SourceOf(job) == Source::kDistances) ShareCentre(member);
   if (threadIdx.x >= job.engines) return;
   const int engine = threadIdx.x;
