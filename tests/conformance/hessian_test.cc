@@ -21,21 +21,6 @@ constexpr Precision kPrecisions[] = {Precision::kStrict, Precision::kDouble};
 
 class HessianTest : public ConformanceTest {
  protected:
-  void SetUp() override {
-    ConformanceTest::SetUp();
-    if (IsSkipped()) return;
-    if (!Has(PointCost::kSquaredEuclidean)) GTEST_SKIP() << "this backend has no Hessian-vector products";
-  }
-
-  // Whether the backend has products for this cost.
-  bool Has(PointCost cost) {
-    Problem problem;
-    problem.kind = ProblemKind::kPointCloud;
-    problem.transport.point_cost = cost;
-    problem.transport.hessian.count = 1;
-    return backend()->Unsupported(problem) == nullptr;
-  }
-
   // `problem` with `count` random directions, iterated to convergence.
   static Case CaseWith(const Transport& problem, Precision precision, int64_t count, uint64_t seed) {
     Case c = CaseOf(problem, "products", DType::kFloat64);
@@ -93,7 +78,6 @@ Transport Clouds(PointCost cost, int64_t n, int64_t m, int64_t dim, double epsil
 TEST_P(HessianTest, MatchesDenseLinearAlgebra) {
   const double pairs[][2] = {{kInfinity, kInfinity}, {0.5, 0.8}, {kInfinity, 0.4}, {0.4, kInfinity}};
   for (PointCost cost : kCosts) {
-    if (!Has(cost)) continue;
     for (const auto& [rho_a, rho_b] : pairs) {
       for (Precision precision : kPrecisions) {
         Transport problem = Clouds(cost, 13, 17, 3, 0.1, 1);
@@ -120,7 +104,6 @@ TEST_P(HessianTest, ShapesAndEpsilons) {
 
 TEST_P(HessianTest, OneSideAlone) {
   for (PointCost cost : kCosts) {
-    if (!Has(cost)) continue;
     for (bool of_x : {false, true}) {
       Case c = CaseWith(Clouds(cost, 11, 8, 2, 0.1, 10), Precision::kDouble, 2, 11);
       (of_x ? c.direction_y : c.direction_x) = Tensor();
@@ -131,7 +114,6 @@ TEST_P(HessianTest, OneSideAlone) {
 
 TEST_P(HessianTest, Debiased) {
   for (PointCost cost : kCosts) {
-    if (!Has(cost)) continue;
     for (double rho : {kInfinity, 0.6}) {
       for (Precision precision : kPrecisions) {
         Transport problem = Clouds(cost, 12, 9, 2, 0.2, 20);
@@ -307,7 +289,6 @@ TEST_P(HessianTest, CompanyIsInvisible) {
 TEST_P(HessianTest, FiniteDifferencesOfGradients) {
   constexpr double kStep = 1e-5;
   for (PointCost cost : kCosts) {
-    if (!Has(cost)) continue;
     for (bool debias : {false, true}) {
       const Transport problem = Clouds(cost, 8, 7, 2, 0.2, 70);
       Case c = CaseWith(problem, Precision::kDouble, 1, 71);

@@ -37,17 +37,6 @@ const char* NameOf(PointCost cost) {
 
 class PointCostsTest : public ConformanceTest {
  protected:
-  void SetUp() override {
-    ConformanceTest::SetUp();
-    if (IsSkipped()) return;
-    Problem problem;
-    problem.kind = ProblemKind::kPointCloud;
-    for (PointCost cost : kCosts) {
-      problem.transport.point_cost = cost;
-      if (backend()->Unsupported(problem) != nullptr) GTEST_SKIP() << "this backend does not do " << NameOf(cost);
-    }
-  }
-
   // Everything that can be asked, in both precisions, against the oracle's iterates.
   void Check(Transport problem, int iterations, const std::string& name) {
     for (UpdateRule rule : {UpdateRule::kAlternating, UpdateRule::kSymmetric}) {

@@ -15,15 +15,6 @@ using oracle::Transport;
 
 class SparsePlanTest : public ConformanceTest {
  protected:
-  void SetUp() override {
-    ConformanceTest::SetUp();
-    if (IsSkipped()) return;
-    Problem problem;
-    problem.kind = ProblemKind::kDense;
-    problem.outputs.sparse_plan.max_entries = 1;
-    if (backend()->Unsupported(problem) != nullptr) GTEST_SKIP() << "this backend has no sparse plans";
-  }
-
   // The dense plan, thresholded, is what must come back, to the bit.
   void Check(Case c, double threshold) {
     c.wanted |= kPlan;
