@@ -17,7 +17,11 @@ _FLAGS = [
     "-Werror=all-warnings",
     "-Xcompiler=-fPIC,-Wall,-Werror",
     "--expt-relaxed-constexpr",
+    "-Xptxas=-v",
 ]
+
+# What ptxas says of each kernel (registers, stack, spills) is kept beside the object, where tests/static looks for it.
+_COMPILE = """usage=$1; shift; "$@" 2>"$usage" || { cat "$usage" >&2; exit 1; }"""
 
 def _cuda_objects_impl(ctx):
     context = cc_common.merge_cc_infos(
@@ -30,13 +34,14 @@ def _cuda_objects_impl(ctx):
     flags += ["-D" + define for define in context.defines.to_list()]
     objects = []
     for source in ctx.files.srcs:
-        stem = source.basename[:-len("." + source.extension)]
-        object = ctx.actions.declare_file("_nvcc/%s/%s.pic.o" % (ctx.label.name, stem))
-        ctx.actions.run(
-            executable = NVCC,
-            arguments = flags + ["-c", source.path, "-o", object.path],
+        stem = "_nvcc/%s/%s" % (ctx.label.name, source.basename[:-len("." + source.extension)])
+        object = ctx.actions.declare_file(stem + ".pic.o")
+        usage = ctx.actions.declare_file(stem + ".usage")
+        ctx.actions.run_shell(
+            command = _COMPILE,
+            arguments = [usage.path, NVCC] + flags + ["-c", source.path, "-o", object.path],
             inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers]),
-            outputs = [object],
+            outputs = [object, usage],
             mnemonic = "CudaCompile",
             progress_message = "Compiling %s with nvcc" % source.short_path,
             use_default_shell_env = True,
@@ -52,6 +57,15 @@ _cuda_objects = rule(
         "hdrs": attr.label_list(allow_files = True),
         "srcs": attr.label_list(allow_files = [".cu"]),
     },
+)
+
+# The host's configuration is the same whatever the target's flags are: a sanitizer's build compiles no kernel again.
+def _built_once_impl(ctx):
+    return [DefaultInfo(files = depset(ctx.files.objects))]
+
+_built_once = rule(
+    implementation = _built_once_impl,
+    attrs = {"objects": attr.label(cfg = "host")},
 )
 
 def cuda_library(name, srcs = [], hdrs = [], textual_hdrs = [], copts = [], deps = [], **kwargs):
@@ -71,11 +85,17 @@ def cuda_library(name, srcs = [], hdrs = [], textual_hdrs = [], copts = [], deps
     deps = deps + ["@cuda//:runtime"]
     if HAVE_CUDA:
         _cuda_objects(
-            name = name + "_nvcc",
+            name = name + "_kernels",
             srcs = srcs,
             hdrs = hdrs + textual_hdrs,
             copts = copts,
+            tags = ["manual"],  # `//...` would compile them for the target as well.
             deps = deps,
+            visibility = ["//visibility:private"],
+        )
+        _built_once(
+            name = name + "_nvcc",
+            objects = name + "_kernels",
             visibility = ["//visibility:private"],
         )
     cc_library(
