@@ -297,7 +297,7 @@ oracle::Transport MemberTransport(const Case& c, int64_t index) {
   transport.b = c.b.member(index, p.count);
   transport.initial_f = c.initial_f.member(index, p.count);
   transport.initial_g = c.initial_g.member(index, p.count);
-  return oracle::WithUniformMasses(transport);
+  return oracle::WithKnownCost(oracle::WithUniformMasses(transport));
 }
 
 oracle::Normalization MemberNormalization(const Case& c, int64_t index) {

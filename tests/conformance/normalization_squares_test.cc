@@ -150,7 +150,7 @@ TEST_P(SquaresTest, SameBitsInAnyCompany) {
   }
 }
 
-INSTANTIATE_ON_BACKENDS(SquaresTest);
+INSTANTIATE_ON_DEVICES(SquaresTest);
 
 }  // namespace
 }  // namespace sinkhorn::conformance

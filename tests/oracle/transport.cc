@@ -125,28 +125,30 @@ Potentials Refine(const Transport& problem, Potentials at, double enough, int ma
 
 double Transport::Cost(int64_t i, int64_t j) const {
   if (!cost.empty()) return cost[i * m + j];
-  double distance2 = 0, dot = 0, x2 = 0, y2 = 0;
-  for (int64_t k = 0; k < dim; ++k) {
-    const double p = x[i * dim + k], q = y[j * dim + k];
-    distance2 += (p - q) * (p - q);
-    dot += p * q;
-    x2 += p * p;
-    y2 += q * q;
-  }
-  double apart2 = 0;  // Of the points on the sphere: 1 - cos would cancel where they are near each other.
-  for (int64_t k = 0; k < dim && point_cost == PointCost::kCosine; ++k) {
-    const double apart = x[i * dim + k] / std::sqrt(x2) - y[j * dim + k] / std::sqrt(y2);
-    apart2 += apart * apart;
-  }
+  if (!known_cost.empty()) return known_cost[i * m + j];
+  const double* p = &x[i * dim];
+  const double* q = &y[j * dim];
+  const auto sum = [this](auto term) {
+    double total = 0;
+    for (int64_t k = 0; k < dim; ++k) total += term(k);
+    return total;
+  };
   switch (point_cost) {
     case PointCost::kSquaredEuclidean:
-      return kappa * distance2;
+      return kappa * sum([&](int64_t k) { return (p[k] - q[k]) * (p[k] - q[k]); });
     case PointCost::kEuclidean:
-      return std::sqrt(distance2);
-    case PointCost::kCosine:
-      return apart2 / 2;
+      return std::sqrt(sum([&](int64_t k) { return (p[k] - q[k]) * (p[k] - q[k]); }));
+    case PointCost::kCosine: {  // From the points on the sphere: 1 - cos would cancel where they are near each other.
+      const double norm_x = std::sqrt(sum([&](int64_t k) { return p[k] * p[k]; }));
+      const double norm_y = std::sqrt(sum([&](int64_t k) { return q[k] * q[k]; }));
+      return sum([&](int64_t k) {
+               const double apart = p[k] / norm_x - q[k] / norm_y;
+               return apart * apart;
+             }) /
+             2;
+    }
     case PointCost::kNegativeDot:
-      return -dot;
+      return -sum([&](int64_t k) { return p[k] * q[k]; });
   }
   return 0;
 }
@@ -215,6 +217,18 @@ Transport WithUniformMasses(Transport problem) {
   return problem;
 }
 
+Transport WithKnownCost(Transport problem) {
+  if (!problem.cost.empty() || problem.n * problem.m > int64_t{1} << 22) return problem;
+  Vector known(problem.n * problem.m);
+  ParallelFor(problem.n, problem.m * problem.dim, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < problem.m; ++j) known[i * problem.m + j] = problem.Cost(i, j);
+    }
+  });
+  problem.known_cost = std::move(known);
+  return problem;
+}
+
 Transport Swapped(const Transport& problem) {
   Transport swapped = problem;
   std::swap(swapped.n, swapped.m);
@@ -222,8 +236,9 @@ Transport Swapped(const Transport& problem) {
   std::swap(swapped.a, swapped.b);
   std::swap(swapped.initial_f, swapped.initial_g);
   std::swap(swapped.solver.rho_a, swapped.solver.rho_b);
-  for (int64_t i = 0; i < problem.n && !problem.cost.empty(); ++i) {
-    for (int64_t j = 0; j < problem.m; ++j) swapped.cost[j * problem.n + i] = problem.Cost(i, j);
+  Vector& costs = problem.cost.empty() ? swapped.known_cost : swapped.cost;
+  for (int64_t i = 0; i < problem.n && !costs.empty(); ++i) {
+    for (int64_t j = 0; j < problem.m; ++j) costs[j * problem.n + i] = problem.Cost(i, j);
   }
   return swapped;
 }
@@ -236,6 +251,7 @@ Transport SelfProblemA(const Transport& problem) {
   self.solver.rho_b = self.solver.rho_a;
   self.initial_f.clear();
   self.initial_g.clear();
+  self.known_cost.clear();
   return self;
 }
 

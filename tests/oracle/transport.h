@@ -27,6 +27,7 @@ struct Transport {
   Vector initial_f, initial_g;  // Empty: none.
   // Used: epsilon, epsilon_decay, epsilon_start, update_rule, rho_a, rho_b.
   SolverOptions solver;
+  Vector known_cost;  // [n, m]: Cost of points, or empty. WithKnownCost fills it in; changing points makes it wrong.
 
   double Cost(int64_t i, int64_t j) const;
   // Its gradient in x_i [dim]; of |x - y| where it has none: 0.
@@ -37,6 +38,8 @@ struct Transport {
 
 // 1 / n and 1 / m where masses are empty.
 Transport WithUniformMasses(Transport problem);
+// Points' costs worked out once for all that asks for them; of more than 2^22 pairs not.
+Transport WithKnownCost(Transport problem);
 // The same problem with the sides exchanged.
 Transport Swapped(const Transport& problem);
 // The self problems (a, a) and (b, b) of a debiased one.
