@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from scipy.special import logsumexp
 
 # ---- Normalisation ------------------------------------------------------------------------------
 
@@ -145,7 +144,9 @@ def divergence(p, q):
 def half_step(cost, g, b, epsilon, rho):
     """f_i = -epsilon LSE_j[log b_j + (g_j - C_ij) / epsilon], damped on an unbalanced side."""
     damping = 1.0 if np.isinf(rho) else 1.0 / (1.0 + epsilon / rho)
-    return -epsilon * damping * logsumexp((g[None, :] - cost) / epsilon, b=b[None, :], axis=1)
+    exponent = np.where(b > 0, (g - cost) / epsilon, -np.inf)
+    top = exponent.max(axis=1)
+    return -epsilon * damping * (top + np.log(np.exp(exponent - top[:, None]) @ b))
 
 
 def solve(cost, a=None, b=None, *, epsilon, rho_a=np.inf, rho_b=np.inf, update_rule="alternating", iterations=None):
