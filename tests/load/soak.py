@@ -42,8 +42,9 @@ LOAD = 0.7  # Of the capacity.
 CALLERS = 16
 SECONDS_BETWEEN_KILLS = 4
 # By how much memory may differ between two silences. Each thread that solves keeps up to 8 MB of small blocks
-# (kernels/cpu/memory_pool.h), some time more, some time less; records of connections and the allocator's own the rest.
-KEPT_MB = 8 * os.cpu_count()
+# (kernels/cpu/memory_pool.h), some time more, some time less: the backend's, one a core, and those that read requests,
+# which solve short ones (--rpc_threads). Records of connections and the allocator's own are the rest.
+KEPT_MB = 8 * (os.cpu_count() + min(8, max(1, os.cpu_count() // 2)))
 RESIDENT_MAY_GROW_MB, LIVE_MAY_GROW_MB = KEPT_MB + 4, KEPT_MB + 2
 SILENCE = 11  # Seconds after which an idle server has given back what its pools keep.
 
