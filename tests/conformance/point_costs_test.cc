@@ -96,9 +96,6 @@ TEST_P(PointCostsTest, Shapes) {
 
 // Where a GPU changes its ways: clusters of 2 to 16 blocks, coordinates by 64, and clouds that no chip holds.
 TEST_P(PointCostsTest, LargerShapes) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "no GPU is watched by this sanitizer, and the CPU's ways are those of smaller shapes";
-#endif
   const int64_t shapes[][3] = {{200, 129, 5}, {20, 255, 65},  {300, 7, 129}, {520, 300, 2},  {900, 5, 64},
                                {33, 1500, 1}, {1030, 3, 100}, {3, 1040, 33}, {1030, 1, 200}, {60, 1100, 10}};
   uint64_t seed = 200;

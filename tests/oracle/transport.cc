@@ -133,11 +133,12 @@ double Transport::Cost(int64_t i, int64_t j) const {
     for (int64_t k = 0; k < dim; ++k) total += term(k);
     return total;
   };
+  const auto apart2 = [&](int64_t k) { return (p[k] - q[k]) * (p[k] - q[k]); };
   switch (point_cost) {
     case PointCost::kSquaredEuclidean:
-      return kappa * sum([&](int64_t k) { return (p[k] - q[k]) * (p[k] - q[k]); });
+      return kappa * sum(apart2);
     case PointCost::kEuclidean:
-      return std::sqrt(sum([&](int64_t k) { return (p[k] - q[k]) * (p[k] - q[k]); }));
+      return std::sqrt(sum(apart2));
     case PointCost::kCosine: {  // From the points on the sphere: 1 - cos would cancel where they are near each other.
       const double norm_x = std::sqrt(sum([&](int64_t k) { return p[k] * p[k]; }));
       const double norm_y = std::sqrt(sum([&](int64_t k) { return q[k] * q[k]; }));
