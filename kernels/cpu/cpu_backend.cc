@@ -300,9 +300,7 @@ class CpuBackend final : public Backend {
   DeviceDescription device() const override { return device_; }
   int lanes() const override { return 1; }
   bool can_finish_soon() const override { return true; }
-  std::vector<MemoryUse> memory() const override {
-    return {{"kept", static_cast<int64_t>(KeptBytes())}, {"small", static_cast<int64_t>(KeptSmallBytes())}};
-  }
+  std::vector<MemoryUse> memory() const override { return {{"kept", static_cast<int64_t>(KeptBytes())}}; }
 
   int64_t WorkingBytes(const Problem& problem) const override {
     return problem.kind == ProblemKind::kNormalization ? NormalizationBytes(problem)

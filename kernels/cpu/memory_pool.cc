@@ -2,13 +2,11 @@
 
 #include <sys/mman.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <list>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace sinkhorn::cpu {
 namespace {
@@ -32,30 +30,11 @@ int ClassOf(size_t bytes) {
 
 thread_local bool thread_ending = false;
 
-// All threads that keep blocks.
-class ThreadBlocks;
-struct Keepers {
-  std::mutex mutex;
-  std::unordered_set<const ThreadBlocks*> all;
-};
-Keepers& GetKeepers() {
-  static Keepers& keepers = *new Keepers;  // Outlives the threads.
-  return keepers;
-}
-
 // Blocks of one thread, listed through their first words.
 class ThreadBlocks {
  public:
-  ThreadBlocks() {
-    std::lock_guard<std::mutex> lock(GetKeepers().mutex);
-    GetKeepers().all.insert(this);
-  }
   ~ThreadBlocks() {
     thread_ending = true;
-    {
-      std::lock_guard<std::mutex> lock(GetKeepers().mutex);
-      GetKeepers().all.erase(this);
-    }
     for (int c = 0; c < kClasses; ++c) {
       while (void* block = Take(c)) std::free(block);
     }
@@ -64,21 +43,20 @@ class ThreadBlocks {
     void* const block = first_[c];
     if (block == nullptr) return nullptr;
     first_[c] = *static_cast<void**>(block);
-    bytes_.store(bytes() - ClassBytes(c), std::memory_order_relaxed);
+    bytes_ -= ClassBytes(c);
     return block;
   }
   bool Keep(void* block, int c) {
-    if (bytes() + ClassBytes(c) > kThreadKeptBytes) return false;
+    if (bytes_ + ClassBytes(c) > kThreadKeptBytes) return false;
     *static_cast<void**>(block) = first_[c];
     first_[c] = block;
-    bytes_.store(bytes() + ClassBytes(c), std::memory_order_relaxed);
+    bytes_ += ClassBytes(c);
     return true;
   }
-  size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
   void* first_[kClasses] = {};
-  std::atomic<size_t> bytes_{0};  // Written by its own thread alone.
+  size_t bytes_ = 0;
 };
 
 ThreadBlocks& GetThreadBlocks() {
@@ -180,15 +158,6 @@ void FreeBlock(void* memory, size_t bytes) {
   pool.kept_bytes += used->second;
   pool.sizes.erase(used);
   Trim(&pool);
-}
-
-size_t KeptSmallBytes() {
-  size_t bytes = 0;
-#if !defined(__SANITIZE_ADDRESS__)
-  std::lock_guard<std::mutex> lock(GetKeepers().mutex);
-  for (const ThreadBlocks* blocks : GetKeepers().all) bytes += blocks->bytes();
-#endif
-  return bytes;
 }
 
 size_t KeptBytes() {

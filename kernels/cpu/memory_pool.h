@@ -24,8 +24,6 @@ void* AllocateBlock(size_t bytes);
 void FreeBlock(void* block, size_t bytes);
 // What is kept for the next requests, small blocks aside.
 size_t KeptBytes();
-// Small blocks that threads keep.
-size_t KeptSmallBytes();
 
 }  // namespace sinkhorn::cpu
 

@@ -41,9 +41,10 @@ from tests.load.calls import KINDS, TIMEOUT, Caller
 LOAD = 0.7  # Of the capacity.
 CALLERS = 16
 SECONDS_BETWEEN_KILLS = 4
-# By how much memory may differ between two silences, beside the small blocks that threads keep (up to 8 MB each, some
-# time more, some time less: kernels/cpu/memory_pool.h): records of connections and what the allocator keeps.
-RESIDENT_MAY_GROW_MB, LIVE_MAY_GROW_MB = 20, 6
+# By how much memory may differ between two silences. Each thread that solves keeps up to 8 MB of small blocks
+# (kernels/cpu/memory_pool.h), some time more, some time less; records of connections and the allocator's own the rest.
+KEPT_MB = 8 * os.cpu_count()
+RESIDENT_MAY_GROW_MB, LIVE_MAY_GROW_MB = KEPT_MB + 4, KEPT_MB + 2
 SILENCE = 11  # Seconds after which an idle server has given back what its pools keep.
 
 
@@ -202,7 +203,7 @@ class Result:
     latencies: list
     killed: int
     samples: list
-    silences: list  # (resident MB, MB in use, both without small kept blocks) after a third of the calls, and after all.
+    silences: list  # (resident MB, MB in use) after a third of the calls, and after all.
     files_before: collections.Counter
     files_after: collections.Counter
     unfinished: dict  # What the server's own counters say is left.
@@ -247,13 +248,12 @@ def left_behind(server):
 
 
 def silence(server):
-    """(resident MB, MB in use) of a server that nobody has called for a while, without small kept blocks."""
+    """(resident MB, MB in use) of a server that nobody has called for a while."""
     await_settled(server, 1 << 20)
     server.metrics()
     time.sleep(SILENCE)
     metrics = server.metrics()
-    kept = server.total("sinkhorn_device_memory_bytes", 'pool="small"') / 2**20
-    return server.sizes()[0] - kept, metrics['sinkhorn_heap_bytes{use="live"}'] / 2**20 - kept
+    return server.sizes()[0], metrics['sinkhorn_heap_bytes{use="live"}'] / 2**20
 
 
 def await_settled(server, files, seconds=20):
@@ -343,9 +343,9 @@ def report(result):
 {table}
 
 Every answer has the bits that were checked in float64 before the start, and its own id. Memory is flat if, between the
-two silences, what is in use grows by {LIVE_MAY_GROW_MB} MB at most and what is resident by {RESIDENT_MAY_GROW_MB}, both
-without the small blocks that threads keep, some time more, some time less. A leak of {seen:.0f} bytes a call would be
-seen. Under load memory follows what is in flight: one of these problems holds 64 MB.
+two silences, what is in use grows by {LIVE_MAY_GROW_MB} MB at most and what is resident by {RESIDENT_MAY_GROW_MB}: each
+thread that solves keeps up to 8 MB of small blocks, some time more, some time less. A leak of {seen:.0f} bytes a call
+would be seen. Under load memory follows what is in flight: one of these problems holds 64 MB.
 """
 
 
