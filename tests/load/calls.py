@@ -31,7 +31,8 @@ class Caller:
     def __init__(self, number, load, seed):
         self.number, self.load, self.random = number, load, random.Random(seed)
         self.count = 0
-        channel = load.channels[number % len(load.channels)]
+
+    def connect(self, channel):
         none = {"request_serializer": None}
         self.solve = channel.unary_unary(SERVICE + "Solve", response_deserializer=pb.SolveResponse.FromString, **none)
         self.stream = channel.stream_stream(

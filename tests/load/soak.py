@@ -39,7 +39,7 @@ from tests.load import problems
 from tests.load.calls import KINDS, TIMEOUT, Caller
 
 LOAD = 0.7  # Of the capacity.
-CALLERS = 16
+CALLERS, CHANNELS = 16, 4
 SECONDS_BETWEEN_KILLS = 4
 # By how much memory may differ between two silences. Each thread that solves keeps up to 8 MB of small blocks
 # (kernels/cpu/memory_pool.h), some time more, some time less; records of connections and the allocator's own the rest.
@@ -124,16 +124,26 @@ class Load:
     """The callers, and what they saw."""
 
     def __init__(self, server, seed=7):
-        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        apart = [("grpc.use_local_subchannel_pool", 1)]
-        self.channels = [grpc.insecure_channel(server.address, [*unlimited, *apart]) for _ in range(4)]
+        self.server, self.channels = server, []
         self.cases = problems.cases()
         self.weights = [case.weight for case in self.cases]
         generator = np.random.default_rng(seed)
         self.endless, self.bad = problems.endless(generator).SerializeToString(), problems.bad_requests(generator)
         self.callers = [Caller(number, self, seed + number) for number in range(CALLERS)]
         self.lock = threading.Lock()
+        self.connect()
         self.clear()
+
+    def connect(self):
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        apart = [("grpc.use_local_subchannel_pool", 1)]
+        self.channels = [grpc.insecure_channel(self.server.address, [*unlimited, *apart]) for _ in range(CHANNELS)]
+        for caller in self.callers:
+            caller.connect(self.channels[caller.number % CHANNELS])
+
+    def disconnect(self):
+        for channel in self.channels:
+            channel.close()
 
     def clear(self):
         self.counts, self.wrong, self.seconds = collections.Counter(), [], []
@@ -247,9 +257,10 @@ def left_behind(server):
     return left
 
 
-def silence(server):
-    """(resident MB, MB in use) of a server that nobody has called for a while."""
-    await_settled(server, 1 << 20)
+def silence(server, files):
+    """(resident MB, MB in use) of a server to which nobody has been connected for a while, with so many open files. An
+    open connection keeps buffers for what it may read next, several MB after a burst of large requests."""
+    await_settled(server, files)
     server.metrics()
     time.sleep(SILENCE)
     metrics = server.metrics()
@@ -277,23 +288,23 @@ def soak(seconds, flags=()):
         load.clear()
         capacity = load.run(min(20, seconds / 6))
         load.clear()
+        load.disconnect()
         sampler = Sampler(server)
         sampler.start()
         silences, rates, killed = [], [], 0
         for part in (seconds / 3, 2 * seconds / 3):
+            load.connect()
             victims = Victims(server)
             victims.start()
             rates.append(load.run(part, LOAD * capacity) * part)
             victims.over.set()
             victims.join()
             killed += victims.killed
-            silences.append(silence(server))
+            load.disconnect()
+            silences.append(silence(server, sum(files_before.values())))
         sampler.over.set()
         sampler.join()
         rate = sum(rates) / seconds
-        for channel in load.channels:
-            channel.close()
-        await_settled(server, sum(files_before.values()))
         files_after = server.open_files()
         assert server.process.poll() is None and "incident" not in server.log_path.read_text()
         return Result(
@@ -342,10 +353,11 @@ def report(result):
 | --- | --- |
 {table}
 
-Every answer has the bits that were checked in float64 before the start, and its own id. Memory is flat if, between the
-two silences, what is in use grows by {LIVE_MAY_GROW_MB} MB at most and what is resident by {RESIDENT_MAY_GROW_MB}: each
-thread that solves keeps up to 8 MB of small blocks, some time more, some time less. A leak of {seen:.0f} bytes a call
-would be seen. Under load memory follows what is in flight: one of these problems holds 64 MB.
+Every answer has the bits that were checked in float64 before the start, and its own id. In the silences nobody is
+connected: an open connection keeps buffers of up to a few MB for what it may read next. Memory is flat if, between the
+two, what is in use grows by {LIVE_MAY_GROW_MB} MB at most and what is resident by {RESIDENT_MAY_GROW_MB}: each thread
+that solves keeps up to 8 MB of small blocks, some time more, some time less. A leak of {seen:.0f} bytes a call would be
+seen. Under load memory follows what is in flight: one of these problems holds 64 MB.
 """
 
 
