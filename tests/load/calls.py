@@ -90,7 +90,8 @@ class Caller:
         try:
             self.solve(identified(self.load.endless, self.next_id()), timeout=self.random.uniform(0.005, 0.05))
         except grpc.RpcError as error:
-            return None if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else f"a late call: {error.code()}"
+            late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            return None if late else f"a late call: {error.code().name}: {error.details()}"
         return "a call was answered that takes forever"
 
     def call_bad(self):
