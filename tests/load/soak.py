@@ -146,7 +146,7 @@ class Load:
             channel.close()
 
     def clear(self):
-        self.counts, self.wrong, self.seconds = collections.Counter(), [], []
+        self.counts, self.wrong, self.seconds, self.taken = collections.Counter(), [], [], 0
 
     def learn(self):
         for case in self.cases:
@@ -158,6 +158,10 @@ class Load:
             self.seconds.append(seconds)
             if problem is not None:
                 self.wrong.append(f"{kind}: {problem}")
+
+    def taken_along(self):
+        with self.lock:
+            self.taken += 1
 
     def run(self, seconds, rate=None):
         """Calls for so long; `rate` a second of all callers together, or as fast as they are answered. Returns calls/s.
@@ -210,6 +214,7 @@ class Result:
     seconds: float
     counts: dict
     wrong: list
+    taken: int  # Late calls that learnt only that their connection, which was of age, had closed.
     latencies: list
     killed: int
     samples: list
@@ -308,7 +313,7 @@ def soak(seconds, flags=()):
         files_after = server.open_files()
         assert server.process.poll() is None and "incident" not in server.log_path.read_text()
         return Result(
-            *(capacity, rate, seconds, dict(load.counts), load.wrong, sorted(load.seconds), killed),
+            *(capacity, rate, seconds, dict(load.counts), load.wrong, load.taken, sorted(load.seconds), killed),
             *(sampler.samples, silences, files_before, files_after, left_behind(server)),
         )
 
@@ -334,6 +339,7 @@ def report(result):
         "calls/s, and as fast as they were answered before": f"{result.rate:.1f} and {result.capacity:.1f}",
         "clients killed with calls in flight": result.killed,
         "wrong, lost, doubled or unexpected": len(result.wrong),
+        "late calls that learnt only that their connection of age was closed": result.taken,
         "latency of all kinds, p50 and p99": f"{p50:.0f} and {p99:.0f} ms",
         "resident in a silence after a third of the time, and after all": f"{resident0:.1f} and {resident1:.1f} MB",
         "of it in use": f"{live0:.2f} and {live1:.2f} MB",
