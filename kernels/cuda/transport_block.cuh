@@ -143,20 +143,23 @@ __device__ inline BlockWork FindWork(const LaunchTable& table, int64_t block) {
 // Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: a double for each
 // warp.
 template <typename Combine>
-__device__ inline double BlockReduce(double value, double* scratch, Combine combine) {
-  for (int lane = 16; lane > 0; lane /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lane));
+__device__ inline double BlockReduce(double value, double neutral, double* scratch, Combine combine) {
+  const auto combine_lanes = [&] {
+    for (int lane = 16; lane > 0; lane /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lane));
+  };
+  combine_lanes();
   __syncthreads();  // What is there has been read.
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
   __syncthreads();
-  value = scratch[0];
-  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) value = combine(value, scratch[warp]);
+  value = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : neutral;
+  combine_lanes();
   return value;
 }
 __device__ inline double BlockSum(double value, double* scratch) {
-  return BlockReduce(value, scratch, [](double a, double b) { return a + b; });
+  return BlockReduce(value, 0, scratch, [](double a, double b) { return a + b; });
 }
 __device__ inline double BlockMax(double value, double* scratch) {
-  return BlockReduce(value, scratch, [](double a, double b) { return fmax(a, b); });
+  return BlockReduce(value, -INFINITY, scratch, [](double a, double b) { return fmax(a, b); });
 }
 
 // Counts the arrivals of `expected` blocks at a counter that is 0 before and after; true in the last one, which then

@@ -166,11 +166,13 @@ __device__ DualValue DualOf(const Member& member, int engine) {
   const Job& job = member.job;
   const EngineState& state = *member.state(engine);
   double dual = 0, plan_mass = 0, terms = 0, largest[2] = {0, 0};
+#pragma unroll 1
   for (int side = 0; side < 2; ++side) {
     const BlockStats* stats = member.stats(engine, side);
     const Geometry geometry =
         job.streamed && state.mode == kFloat && !state.unsafe ? Geometry::kStream : GeometryOf(job, state.mode);
     const int blocks = RowBlocks(job, engine, side, geometry);
+#pragma unroll 1
     for (int k = threadIdx.x; k < blocks; k += kThreads) {
       dual += stats[k].dual;
       terms += stats[k].terms;
@@ -301,6 +303,7 @@ __global__ void __launch_bounds__(kThreads) ReportKernel(LaunchTable table, JobR
     AddReport(of_member, &r);
   }
   parts[threadIdx.x] = r;
+#pragma unroll 1
   for (int width = 1; width < kThreads; width *= 2) {
     __syncthreads();
     if (threadIdx.x % (2 * width) == 0) AddReport(parts[threadIdx.x + width], &parts[threadIdx.x]);

@@ -120,7 +120,8 @@ class OnChipExponents : public OnChipBlock<kSource, kTiles> {
     const int row_bytes = CloudRowBytes(job_.dim), depths = CloudDepths(job_.dim), planes = PlanesOf(job_);
     const float factor = ProductFactor(job_, scale(), state.point_scale);
     const int last_tile = (size(1) - 1) / kCloudTile;
-#pragma unroll
+    // Code that runs once takes longer to arrive than to run: there is one copy of it for all rows and columns.
+#pragma unroll 1
     for (int g = 0; g < S::kGroups; ++g) {
       for (int depth = 0; depth < depths; ++depth) {
         const int64_t tile = min(g * S::kChunk / kCloudTile, last_tile);
@@ -128,11 +129,11 @@ class OnChipExponents : public OnChipBlock<kSource, kTiles> {
         CopyPoints((tile * depths + depth) * planes, row_bytes, planes);
         __syncthreads();
         const int steps = min(kDepth / 16, static_cast<int>(CeilDiv(job_.dim - depth * kDepth, 16)));
-#pragma unroll
+#pragma unroll 1
         for (int r0 = 0; r0 < S::kRows; r0 += 8) {
           MultiplyRows(r0, depth, steps, row_bytes, planes);
           __syncwarp();
-          AddStage(r0, g, depth == 0, factor);
+          AddStageTo(r0, g, depth == 0, factor);
           __syncwarp();  // The stage is free.
         }
       }
@@ -195,6 +196,16 @@ class OnChipExponents : public OnChipBlock<kSource, kTiles> {
       const char* at = tile + SwizzledAt(row, 2 * k + half, row_bytes) + lane_ % 4 * 4;
       to[0][half] = __ldg(reinterpret_cast<const uint32_t*>(at));
       to[1][half] = planes == 2 ? __ldg(reinterpret_cast<const uint32_t*>(at + kCloudTile * row_bytes)) : 0;
+    }
+  }
+  // To registers, which are known by constants.
+  __device__ void AddStageTo(int r0, int g, bool first, float factor) {
+#pragma unroll
+    for (int group = 0; group < S::kGroups; ++group) {
+#pragma unroll
+      for (int row = 0; row < S::kRows; row += 8) {
+        if (group == g && row == r0) AddStage(row, group, first, factor);
+      }
     }
   }
   __device__ void AddStage(int r0, int g, bool first, float factor) {

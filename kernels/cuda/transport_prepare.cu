@@ -4,9 +4,8 @@
 // Step 0  cosines: points on the unit sphere
 // Step 1  sums and ranges of chunks of points, ranges of chunks of costs
 // Step 2  centres and boxes of the clouds
-// Step 3  points, norms, masses, potentials
+// Step 3  points, as sums of two halves too, norms, masses, potentials
 // Step 4  states
-// Step 5  points as sums of two halves
 //
 // Shifts of points x + c and y + e, x and y centred. What depends on one side alone goes into its own:
 //   kappa |x + d - y|^2 = kappa (|x|^2 + |y|^2 + 2 <x, d> - 2 <y, d> + |d|^2) - 2 kappa <x, y>,  d = c - e;
@@ -14,6 +13,8 @@
 //
 // FAST rounds centred coordinates to 11 bits once, before anything is made of them, so that norms and products agree:
 // its answers are exact for clouds displaced by the rounding.
+#include <type_traits>
+
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cloud.cuh"
 #include "kernels/cuda/transport_hopper.cuh"
@@ -58,47 +59,106 @@ __device__ const TensorView& PointsOf(const Member& member, int side, TensorView
   return *sphere;
 }
 
-// Step 1, points: thread t adds up coordinate t % dim (or t, t + kThreads ...) of every rows-th row.
-template <bool kSquares>
-__device__ void SumChunk(const Member& member, int side, int chunk) {
+// Coordinates side by side of a tensor whose entries for the member begin at `first`.
+template <int kWidth, typename Number>
+__device__ void LoadCoordinates(const TensorView& view, int64_t first, int64_t e, Number (&to)[kWidth]) {
+  if constexpr (kWidth == 4) {
+    const float4 v = __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(view.data) + first + e));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else {
+    to[0] = LoadDouble(view.dtype, view.data, first + e);
+  }
+}
+// Whether float32 coordinates may be read so many at a time.
+__device__ bool AreSideBySide(const TensorView& view, int dim, int width) {
+  return view.dtype == DType::kFloat32 && dim % width == 0 &&
+         reinterpret_cast<uintptr_t>(view.data) % (width * sizeof(float)) == 0;
+}
+
+// Step 1, points: a block adds up a slice of the coordinates of a chunk of points; thread t kWidth of them, those at
+// t % lanes (or further), of every rows-th row. Float32 numbers are added up in eights, so that few are made double: as
+// eighths, which do not overflow, of what they are more than the chunk's first point, which may be far from 0.
+template <int kWidth>
+__device__ void SumCoordinates(const Member& member, const TensorView& view, int side, int chunk, int slice) {
+  using Number = std::conditional_t<kWidth == 4, float, double>;
+  constexpr int kTogether = 8;
   const Job& job = member.job;
-  __shared__ double scratch[3][kThreads];
-  TensorView sphere;
-  const TensorView& view = PointsOf<kSquares>(member, side, &sphere);
-  const int dim = job.dim, count = job.size[side];
-  const int lanes = min(dim, kThreads), rows = kThreads / lanes;
+  __shared__ double scratch[3][kWidth][kThreads];
+  const int dim = job.dim, count = job.size[side], begin = slice * SliceCoordinates(job, side) / kWidth;
+  const int groups = min(dim, (slice + 1) * SliceCoordinates(job, side)) / kWidth - begin;
+  const int lanes = min(groups, kThreads), rows = kThreads / lanes;
   const int lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
   const int first = chunk * ChunkPoints(count), last = min(count, first + ChunkPoints(count));
+  const int64_t start = view.shared ? 0 : member.index * count * dim;
   double* out = member.At<double>(job.at.chunk_sums[side]) + int64_t{3} * dim * chunk;
   double* centre = count <= ChunkPoints(count) ? member.At<double>(job.at.centre[side]) : nullptr;  // All are here.
-  for (int k0 = 0; k0 < dim; k0 += lanes) {
-    const int k = k0 + lane;
-    double sum = 0, low = INFINITY, high = -INFINITY;
-    if (row < rows && k < dim) {
-      for (int i = first + row; i < last; i += rows) {
-        const double value = LoadInput(view, member.index, int64_t{count} * dim, int64_t{i} * dim + k);
-        sum += value;
-        low = fmin(low, value);
-        high = fmax(high, value);
+  for (int g0 = 0; g0 < groups; g0 += lanes) {
+    const int k = (begin + g0 + lane) * kWidth;
+    double sum[kWidth];
+    Number low[kWidth], high[kWidth];
+#pragma unroll
+    for (int q = 0; q < kWidth; ++q) sum[q] = 0, low[q] = INFINITY, high[q] = -INFINITY;
+    if (row < rows && g0 + lane < groups) {
+      constexpr Number kEighth = 0.125;
+      Number base[kWidth];
+      LoadCoordinates(view, start, int64_t{first} * dim + k, base);
+      int taken = 0;
+      for (int i0 = first + row; i0 < last; i0 += kTogether * rows) {
+        Number value[kTogether][kWidth], part[kWidth] = {};
+#pragma unroll
+        for (int t = 0; t < kTogether; ++t) {
+          const int i = min(i0 + t * rows, last - 1);  // One that is there.
+          LoadCoordinates(view, start, int64_t{i} * dim + k, value[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < kTogether; ++t) {
+          const bool there = i0 + t * rows < last;
+          taken += there ? 1 : 0;
+#pragma unroll
+          for (int q = 0; q < kWidth; ++q) {
+            part[q] += there ? fma(value[t][q], kEighth, -kEighth * base[q]) : 0;
+            low[q] = min(low[q], value[t][q]);
+            high[q] = max(high[q], value[t][q]);
+          }
+        }
+#pragma unroll
+        for (int q = 0; q < kWidth; ++q) sum[q] += part[q];
       }
+#pragma unroll
+      for (int q = 0; q < kWidth; ++q) sum[q] = sum[q] / kEighth + static_cast<double>(taken) * base[q];
     }
     __syncthreads();
-    scratch[0][threadIdx.x] = sum;
-    scratch[1][threadIdx.x] = low;
-    scratch[2][threadIdx.x] = high;
+#pragma unroll
+    for (int q = 0; q < kWidth; ++q) {
+      scratch[0][q][threadIdx.x] = sum[q];
+      scratch[1][q][threadIdx.x] = low[q];
+      scratch[2][q][threadIdx.x] = high[q];
+    }
     __syncthreads();
-    if (row == 0 && k < dim) {
-      for (int r = 1; r < rows; ++r) {
-        sum += scratch[0][r * lanes + lane];
-        low = fmin(low, scratch[1][r * lanes + lane]);
-        high = fmax(high, scratch[2][r * lanes + lane]);
+    // A thread for each coordinate.
+    for (int e = threadIdx.x; e < min(lanes, groups - g0) * kWidth; e += kThreads) {
+      const int q = e % kWidth, at = e / kWidth, to = (begin + g0) * kWidth + e;
+      double all = 0, least = INFINITY, most = -INFINITY;
+#pragma unroll 8
+      for (int r = 0; r < rows; ++r) {
+        all += scratch[0][q][r * lanes + at];
+        least = fmin(least, scratch[1][q][r * lanes + at]);
+        most = fmax(most, scratch[2][q][r * lanes + at]);
       }
-      out[k] = sum;
-      if (centre != nullptr) centre[k] = sum / count;
-      out[dim + k] = low;
-      out[2 * dim + k] = high;
+      out[to] = all;
+      if (centre != nullptr) centre[to] = all / count;
+      out[dim + to] = least;
+      out[2 * dim + to] = most;
     }
   }
+}
+template <bool kSquares>
+__device__ void SumChunk(const Member& member, int side, int block) {
+  const int slices = Slices(member.job, side), chunk = block / slices, slice = block % slices;
+  TensorView sphere;
+  const TensorView& view = PointsOf<kSquares>(member, side, &sphere);
+  if (AreSideBySide(view, member.job.dim, 4)) return SumCoordinates<4>(member, view, side, chunk, slice);
+  SumCoordinates<1>(member, view, side, chunk, slice);
 }
 
 __device__ void RangeOfCosts(const Member& member, int64_t chunk) {
@@ -155,58 +215,222 @@ __device__ double RoundedTo11Bits(double value) {
   return ldexp(rint(ldexp(mantissa, 11)), exponent - 11);
 }
 
-// <u, v>, by a warp; every lane gets it.
-__device__ double WarpDot(const double* u, const double* v, int dim) {
-  double sum = 0;
-  for (int k = threadIdx.x % 32; k < dim; k += 32) sum += u[k] * v[k];
-  for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-  return sum;
-}
+// Lanes that share a point: 4 to 32, side by side.
+struct Lanes {
+  int width, lane;
 
-// Step 3: one warp a point.
-template <bool kSquares>
-__device__ void CentrePoint(const Member& member, int side, int i, double* radius2) {
-  const Job& job = member.job;
-  TensorView sphere;
-  const TensorView& view = PointsOf<kSquares>(member, side, &sphere);
-  const int dim = job.dim, count = job.size[side];
-  const bool together = !kSquares && SourceOf(job) == Source::kDistances;
-  const double* centre = member.At<double>(job.at.centre[side]);
-  const double* theirs = member.At<double>(job.at.centre[1 - side]);
-  double* points64 = member.At<double>(job.at.points64[side]) + int64_t{i} * dim;
-  float* points32 = member.At<float>(job.at.points32[side]) + int64_t{i} * dim;
-  double norm2 = 0, along = 0, apart2 = 0;
-  for (int k = threadIdx.x % 32; k < dim; k += 32) {
-    const double apart = side == 0 ? centre[k] - theirs[k] : theirs[k] - centre[k];
-    double value = LoadInput(view, member.index, int64_t{count} * dim, int64_t{i} * dim + k);
-    value -= together ? (centre[k] + theirs[k]) / 2 : centre[k];
-    if (job.precision == Precision::kFast && !together) value = RoundedTo11Bits(value);
-    points64[k] = value;
-    if (job.precision != Precision::kDouble) points32[k] = static_cast<float>(value);
-    norm2 += value * value;
-    along += value * apart;
-    apart2 += apart * apart;
+  __device__ double Sum(double value) const {
+#pragma unroll 1
+    for (int other = width / 2; other > 0; other /= 2) value += __shfl_xor_sync(0xffffffffu, value, other);
+    return value;
   }
-  for (int lane = 16; lane > 0; lane /= 2) {
-    norm2 += __shfl_xor_sync(0xffffffffu, norm2, lane);
-    along += __shfl_xor_sync(0xffffffffu, along, lane);
-    apart2 += __shfl_xor_sync(0xffffffffu, apart2, lane);
-  }
-  *radius2 = norm2;
-  double linear = job.in.kappa * (side == 0 ? 2 * along + apart2 : -2 * along), square = job.in.kappa * norm2;
-  if (together) linear = square = 0;
-  if (together && threadIdx.x % 32 == 0 && job.halves) member.At<double>(job.at.length[side])[i] = norm2;
-  if (!kSquares && IsNegativeDot(job)) {  // Whole distances have too much.
-    linear = -square - WarpDot(points64, theirs, dim) - (side == 0 ? WarpDot(centre, theirs, dim) : 0);
-    if (job.engines > 1) {
-      member.At<double>(job.at.self_linear[side])[i] =
-          -square - WarpDot(points64, centre, dim) - WarpDot(centre, centre, dim) / 2;
+  __device__ void Sum(double* x, double* y) const {
+#pragma unroll 1
+    for (int other = width / 2; other > 0; other /= 2) {
+      const double more = __shfl_xor_sync(0xffffffffu, *x, other);
+      *y += __shfl_xor_sync(0xffffffffu, *y, other);
+      *x += more;
     }
   }
-  if (threadIdx.x % 32 != 0) return;
-  member.At<double>(job.at.linear[side])[i] = linear;
-  member.At<double>(job.at.norm2[side])[i] = square;
+  __device__ double Dot(const double* u, const double* v, int dim) const {
+    double sum = 0;
+#pragma unroll 1
+    for (int k = lane; k < dim; k += width) sum += u[k] * v[k];
+    return Sum(sum);
+  }
+};
+
+// What turns coordinates into halves: then they are at most 64, and so far above where halves lose bits. From the boxes
+// around the points, which are known before their norms; FAST rounds coordinates. Every thread gets it.
+template <bool kSquares>
+__device__ double PointScale(const Member& member) {
+  const Job& job = member.job;
+  __shared__ double scratch[kMostWarps];
+  const bool together = !kSquares && SourceOf(job) == Source::kDistances;
+  double radius2 = 0;
+#pragma unroll 1
+  for (int side = 0; side < 2; ++side) {
+    const double* centre = member.At<double>(job.at.centre[side]);
+    const double* theirs = member.At<double>(job.at.centre[1 - side]);
+    const double* low = member.At<double>(job.at.chunk_sums[side]) + job.dim;
+    double sum = 0;
+#pragma unroll 1
+    for (int k = threadIdx.x; k < job.dim; k += kThreads) {
+      const double middle = together ? (centre[k] + theirs[k]) / 2 : centre[k];
+      const double farthest = fmax(low[job.dim + k] - middle, middle - low[k]);
+      sum += farthest * farthest;
+    }
+    radius2 = fmax(radius2, BlockSum(sum, scratch));
+  }
+  const double radius = sqrt(radius2) * (1 + 0x1p-11);
+  return radius > 0 && isfinite(radius) ? ldexp(1.0, 5 - ilogb(radius)) : 1;
 }
+
+__device__ double CentresApart2(const Member& member) {
+  __shared__ double scratch[kMostWarps];
+  const double* x = member.At<double>(member.job.at.centre[0]);
+  const double* y = member.At<double>(member.job.at.centre[1]);
+  double sum = 0;
+#pragma unroll 1
+  for (int k = threadIdx.x; k < member.job.dim; k += kThreads) sum += (x[k] - y[k]) * (x[k] - y[k]);
+  return BlockSum(sum, scratch);
+}
+
+// Coordinates as far as kernels read them: the halves' padding too.
+__device__ int PaddedCoordinates(const Job& job) {
+  if (!job.halves) return job.dim;
+  return job.dim > kDepth ? CloudDepths(job.dim) * kDepth : CloudRowBytes(job.dim) / static_cast<int>(sizeof(__half));
+}
+
+// Step 3: points of a side, each by some lanes that take two coordinates in turn. What a point needs of the job is read
+// once for all of them. What lies behind the last point is padding.
+template <bool kSquares>
+class Centring {
+ public:
+  __device__ Centring(const Member& member, const TensorView& view, int side, double scale)
+      : member_(member),
+        side_(side),
+        dim_(member.job.dim),
+        count_(member.job.size[side]),
+        padded_(PaddedCoordinates(member.job)),
+        dtype_(view.dtype),
+        pairs_(AreSideBySide(view, member.job.dim, 2)),
+        halves_(member.job.halves),
+        planes_(PlanesOf(member.job)),
+        rounds_(member.job.precision == Precision::kFast),
+        has_floats_(member.job.precision != Precision::kDouble),
+        together_(!kSquares && SourceOf(member.job) == Source::kDistances),
+        kappa_(member.job.in.kappa),
+        scale_(scale),
+        row_bytes_(CloudRowBytes(dim_)),
+        in_(static_cast<const char*>(view.data)),
+        first_(view.shared ? 0 : member.index * count_ * dim_),
+        centre_(member.At<double>(member.job.at.centre[side])),
+        theirs_(member.At<double>(member.job.at.centre[1 - side])),
+        points64_(member.At<double>(member.job.at.points64[side])),
+        points32_(member.At<float>(member.job.at.points32[side])),
+        to_(member.At<char>(member.job.at.halves[side])),
+        linear_(member.At<double>(member.job.at.linear[side])),
+        norm2_(member.At<double>(member.job.at.norm2[side])) {
+    int width = 4;
+    while (width < 32 && 2 * width < padded_) width *= 2;
+    lanes_ = {width, static_cast<int>(threadIdx.x) % width};
+    if (lanes_.lane * 2 < dim_) Centres(lanes_.lane * 2, own_, apart_);
+  }
+  // Lanes that share a point.
+  __device__ int width() const { return lanes_.width; }
+
+  // Coordinates 2 lane and 2 lane + 1 of point i, as they are.
+  __device__ double2 Read(int64_t i) const {
+    return i < count_ && 2 * lanes_.lane < dim_ ? Load(i, 2 * lanes_.lane) : make_double2(0, 0);
+  }
+  // Point i, whose first coordinates `value` are; its squared norm. `apart2`: the centres' squared distance.
+  __device__ double Centre(int64_t i, double2 value, double apart2) const {
+    const bool there = i < count_;
+    double norm2 = 0, along = 0;
+    int k = 2 * lanes_.lane;
+    if (k < padded_) Place(i, k, value, own_, apart_, &norm2, &along);
+#pragma unroll 1
+    for (k += 2 * lanes_.width; k < padded_; k += 2 * lanes_.width) {
+      double2 own = {0, 0}, apart = {0, 0}, more = {0, 0};
+      if (there && k < dim_) {
+        more = Load(i, k);
+        Centres(k, own, apart);
+      }
+      Place(i, k, more, own, apart, &norm2, &along);
+    }
+    lanes_.Sum(&norm2, &along);
+    double linear = kappa_ * (side_ == 0 ? 2 * along + apart2 : -2 * along), square = kappa_ * norm2;
+    if (!kSquares) Others(i, norm2, square, &linear);
+    if (there && lanes_.lane == 0) {
+      linear_[i] = linear;
+      norm2_[i] = together_ ? 0 : square;
+    }
+    return there ? norm2 : 0;
+  }
+
+ private:
+  __device__ double2 Load(int64_t i, int k) const {
+    const int64_t e = first_ + i * dim_ + k;
+    if (pairs_) {
+      const float2 both = __ldg(reinterpret_cast<const float2*>(in_ + e * sizeof(float)));
+      return make_double2(both.x, both.y);
+    }
+    return make_double2(LoadDouble(dtype_, in_, e), k + 1 < dim_ ? LoadDouble(dtype_, in_, e + 1) : 0);
+  }
+  // What is taken off coordinates k and k + 1, and how far the centres are apart there.
+  __device__ void Centres(int k, double2& own, double2& apart) const {
+    const int next = min(k + 1, dim_ - 1);
+    const double2 mine = {centre_[k], centre_[next]}, other = {theirs_[k], theirs_[next]};
+    apart = side_ == 0 ? make_double2(mine.x - other.x, mine.y - other.y)
+                       : make_double2(other.x - mine.x, other.y - mine.y);
+    own = together_ ? make_double2((mine.x + other.x) / 2, (mine.y + other.y) / 2) : mine;
+  }
+  // Coordinates k and k + 1 of point i: centred, stored, and added up.
+  __device__ void Place(int64_t i, int k, double2 value, double2 own, double2 apart, double* norm2,
+                        double* along) const {
+    const bool there = i < count_ && k < dim_, both = k + 1 < dim_;
+    value = {there ? value.x - own.x : 0, there && both ? value.y - own.y : 0};
+    if (rounds_ && !together_) value = {RoundedTo11Bits(value.x), RoundedTo11Bits(value.y)};
+    *norm2 += value.x * value.x + value.y * value.y;
+    *along += value.x * apart.x + value.y * apart.y;
+    const float2 less = {static_cast<float>(value.x), static_cast<float>(value.y)};
+    if (there && dim_ % 2 == 0) {
+      *reinterpret_cast<double2*>(points64_ + i * dim_ + k) = value;
+      if (has_floats_) *reinterpret_cast<float2*>(points32_ + i * dim_ + k) = less;
+    } else if (there) {
+      points64_[i * dim_ + k] = value.x;
+      if (both) points64_[i * dim_ + k + 1] = value.y;
+      if (has_floats_) points32_[i * dim_ + k] = less.x;
+      if (has_floats_ && both) points32_[i * dim_ + k + 1] = less.y;
+    }
+    if (halves_) Split(i, k, {static_cast<float>(value.x * scale_), static_cast<float>(value.y * scale_)});
+  }
+  // x scale = high + low + what is below 2^-22 of it; FAST has no low.
+  __device__ void Split(int64_t i, int k, float2 value) const {
+    const int64_t plane_bytes = int64_t{kCloudTile} * row_bytes_;
+    const int place = static_cast<int>(i % kCloudTile);
+    char* to = to_ + (i / kCloudTile * CloudDepths(dim_) + k / kDepth) * planes_ * plane_bytes +
+               SwizzledAt(place, k % kDepth / 8, row_bytes_) + k % 8 * sizeof(__half);
+    const __half2 high = __float22half2_rn(value);
+    *reinterpret_cast<__half2*>(to) = high;
+    if (planes_ == 1) return;
+    const float2 there = __half22float2(high);
+    *reinterpret_cast<__half2*>(to + plane_bytes) = __floats2half2_rn(value.x - there.x, value.y - there.y);
+  }
+  // Of costs that are no squared distances.
+  __device__ void Others(int64_t i, double norm2, double square, double* linear) const {
+    const Job& job = member_.job;
+    const bool tells = i < count_ && lanes_.lane == 0;
+    if (together_) *linear = 0;
+    if (together_ && tells && halves_) member_.At<double>(job.at.length[side_])[i] = norm2;
+    if (!IsNegativeDot(job)) return;  // Whole distances have too much:
+    __syncwarp();                     // The points are there.
+    const double* point = i < count_ ? points64_ + i * dim_ : centre_;
+    *linear = -square - lanes_.Dot(point, theirs_, dim_) - (side_ == 0 ? lanes_.Dot(centre_, theirs_, dim_) : 0);
+    if (job.engines == 1) return;
+    const double self = -square - lanes_.Dot(point, centre_, dim_) - lanes_.Dot(centre_, centre_, dim_) / 2;
+    if (tells) member_.At<double>(job.at.self_linear[side_])[i] = self;
+  }
+
+  const Member& member_;
+  const int side_, dim_, count_, padded_;
+  const DType dtype_;
+  const bool pairs_, halves_;
+  const int planes_;
+  const bool rounds_, has_floats_, together_;
+  const double kappa_, scale_;
+  const int row_bytes_;
+  const char* const in_;
+  const int64_t first_;
+  const double *const centre_, *const theirs_;
+  double* const points64_;
+  float* const points32_;
+  char* const to_;
+  double *const linear_, *const norm2_;
+  Lanes lanes_;
+  double2 own_ = {0, 0}, apart_ = {0, 0};  // Centres of this lane's first coordinates.
+};
 
 template <bool kSquares>
 __device__ void PreparePoints(const Member& member, int side, int block) {
@@ -215,10 +439,22 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
   const int count = job.size[side], first = block * kBlockPoints, last = min(count, first + kBlockPoints);
   double high = 0, total = 0;
   if (!job.dense) {
-    for (int i = first + static_cast<int>(threadIdx.x) / 32; i < last; i += kWarps) {
-      double radius2;
-      CentrePoint<kSquares>(member, side, i, &radius2);
-      high = fmax(high, radius2);
+    const double scale = job.halves ? PointScale<kSquares>(member) : 1;
+    if (side == 0 && block == 0 && threadIdx.x == 0) member.state(0)->point_scale = scale;
+    TensorView sphere;
+    const TensorView& view = PointsOf<kSquares>(member, side, &sphere);
+    const double apart2 = CentresApart2(member);
+    const Centring<kSquares> centring(member, view, side, scale);
+    // The last block pads. Warps stay together; a point is read while the one before is centred.
+    const int points = job.halves && last == count ? static_cast<int>(HalvesPoints(job, side)) - first : kBlockPoints;
+    const int step = kThreads / centring.width();
+    int k = threadIdx.x / centring.width();
+    double2 next = centring.Read(first + k);
+#pragma unroll 1
+    for (; k < points; k += step) {
+      const double2 value = next;
+      if (k + step < points) next = centring.Read(first + k + step);
+      high = fmax(high, centring.Centre(first + k, value, apart2));
     }
     __syncthreads();  // The shifts are there.
   }
@@ -243,68 +479,52 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
   stats[side == 0 ? block : PointBlocks(job, 0) + block] = {0, high, total};
 }
 
-// Step 5: x scale = high + low + what is below 2^-22 of it; FAST has no low. A thread makes chunks of 8 coordinates.
-__device__ void SplitPoints(const Member& member, int side, int block) {
-  const Job& job = member.job;
-  const EngineState& state = *member.state(0);
-  if (state.mode != kFloat) return;
-  const int dim = job.dim, count = job.size[side], first = block * kBlockPoints, planes = PlanesOf(job);
-  const int row_bytes = CloudRowBytes(dim), depths = CloudDepths(dim), chunks = row_bytes / 16;
-  const int64_t plane_bytes = int64_t{kCloudTile} * row_bytes;
-  const double* in = member.At<double>(job.at.points64[side]);
-  char* out = member.At<char>(job.at.halves[side]);
-  for (int e = threadIdx.x; e < kBlockPoints * depths * chunks; e += kThreads) {
-    const int chunk = e % chunks, depth = e / chunks % depths;
-    const int64_t i = first + e / chunks / depths;
-    alignas(16) __half high[8], low[8];
-#pragma unroll
-    for (int q = 0; q < 8; ++q) {
-      const int k = depth * kDepth + chunk * 8 + q;
-      const float value = k < dim && i < count ? static_cast<float>(in[i * dim + k] * state.point_scale) : 0;
-      high[q] = __float2half_rn(value);
-      low[q] = __float2half_rn(value - __half2float(high[q]));
-    }
-    char* to = out + (i / kCloudTile * depths + depth) * planes * plane_bytes +
-               SwizzledAt(static_cast<int>(i % kCloudTile), chunk, row_bytes);
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(high);
-    if (planes == 2) *reinterpret_cast<uint4*>(to + plane_bytes) = *reinterpret_cast<const uint4*>(low);
-  }
-}
-
 // kSquares: of jobs that IsSquared alone.
-template <bool kSquares>
-__global__ void __launch_bounds__(kThreads) PrepareKernel(LaunchTable table, int step) {
+template <bool kSquares, int kStep>
+__global__ void __launch_bounds__(kThreads, kStep == kPointsStep ? 4 : 1) PrepareKernel(LaunchTable table) {
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
   AwaitKernelBefore();
-  if (step == kStatesStep) return PrepareStates<kSquares>(Member{job, work.block});
-  if (step == kCentresStep) {
+  if constexpr (kStep == kStatesStep) {
+    PrepareStates<kSquares>(Member{job, work.block});
+  } else if constexpr (kStep == kCentresStep) {
     const int64_t of_side = CeilDiv(job.dim, kCentreLanes), rest = work.block % (2 * of_side);
-    return CentreOf(Member{job, work.block / (2 * of_side)}, rest < of_side ? 0 : 1, static_cast<int>(rest % of_side));
+    CentreOf(Member{job, work.block / (2 * of_side)}, rest < of_side ? 0 : 1, static_cast<int>(rest % of_side));
+  } else {
+    const bool costs = kStep == kRangesStep && job.dense;
+    int chunks[2];
+    for (int side = 0; side < 2; ++side) {
+      chunks[side] = kStep == kRangesStep ? PointChunks(job, side) * Slices(job, side) : PointBlocks(job, side);
+    }
+    const int64_t of_member = costs ? CostChunks(job) : chunks[0] + chunks[1];
+    const Member member{job, work.block / of_member};
+    const int64_t rest = work.block % of_member;
+    const int side = rest < chunks[0] ? 0 : 1, chunk = static_cast<int>(side == 0 ? rest : rest - chunks[0]);
+    if constexpr (kStep == kSphereStep) {
+      NormalizePoints(member, side, chunk);
+    } else if constexpr (kStep == kPointsStep) {
+      PreparePoints<kSquares>(member, side, chunk);
+    } else {
+      if (costs) return RangeOfCosts(member, rest);
+      SumChunk<kSquares>(member, side, chunk);
+    }
   }
-  const bool costs = step == kRangesStep && job.dense;
-  int chunks[2];
-  for (int side = 0; side < 2; ++side) {
-    chunks[side] = step == kRangesStep   ? PointChunks(job, side)
-                   : step == kHalvesStep ? SplitBlocks(job, side)
-                                         : PointBlocks(job, side);
-  }
-  const int64_t of_member = costs ? CostChunks(job) : chunks[0] + chunks[1];
-  const Member member{job, work.block / of_member};
-  const int64_t rest = work.block % of_member;
-  if (costs) return RangeOfCosts(member, rest);
-  const int side = rest < chunks[0] ? 0 : 1, chunk = static_cast<int>(side == 0 ? rest : rest - chunks[0]);
+}
+
+template <bool kSquares>
+void LaunchStep(const LaunchTable& table, int64_t blocks, int step, cudaStream_t stream) {
   switch (step) {
     case kSphereStep:
-      if constexpr (!kSquares) NormalizePoints(member, side, chunk);
-      return;
+      return LaunchNext(PrepareKernel<false, kSphereStep>, blocks, kThreads, 0, stream, table);
     case kRangesStep:
-      return SumChunk<kSquares>(member, side, chunk);
+      return LaunchNext(PrepareKernel<kSquares, kRangesStep>, blocks, kThreads, 0, stream, table);
+    case kCentresStep:
+      return LaunchNext(PrepareKernel<true, kCentresStep>, blocks, kThreads, 0, stream, table);
     case kPointsStep:
-      return PreparePoints<kSquares>(member, side, chunk);
+      return LaunchNext(PrepareKernel<kSquares, kPointsStep>, blocks, kThreads, 0, stream, table);
     default:
-      return SplitPoints(member, side, chunk);
+      return LaunchNext(PrepareKernel<kSquares, kStatesStep>, blocks, kThreads, 0, stream, table);
   }
 }
 
@@ -315,20 +535,18 @@ int64_t PrepareBlocks(const Job& job, int step) {
     case kSphereStep:
       return IsCosine(job) ? PointBlocks(job, 0) + PointBlocks(job, 1) : 0;
     case kRangesStep:
-      return job.dense ? CostChunks(job) : PointChunks(job, 0) + PointChunks(job, 1);
+      return job.dense ? CostChunks(job) : PointChunks(job, 0) * Slices(job, 0) + PointChunks(job, 1) * Slices(job, 1);
     case kCentresStep:
       return job.dense || PointChunks(job, 0) * PointChunks(job, 1) == 1 ? 0 : 2 * CeilDiv(job.dim, kCentreLanes);
     case kPointsStep:
       return PointBlocks(job, 0) + PointBlocks(job, 1);
-    case kStatesStep:
-      return 1;
     default:
-      return job.halves ? SplitBlocks(job, 0) + SplitBlocks(job, 1) : 0;
+      return 1;
   }
 }
 
 void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, cudaStream_t stream) {
-  LaunchNext(squares ? PrepareKernel<true> : PrepareKernel<false>, blocks, kThreads, 0, stream, table, step);
+  squares ? LaunchStep<true>(table, blocks, step, stream) : LaunchStep<false>(table, blocks, step, stream);
 }
 
 }  // namespace cuda

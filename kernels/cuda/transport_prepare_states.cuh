@@ -15,14 +15,19 @@ constexpr int kCentreLanes = 32;  // Coordinates of a block in step 2.
 __host__ __device__ inline int PointChunks(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], ChunkPoints(job.size[side])));
 }
+// A chunk's coordinates are cut into slices where one block would be long over them all.
+__host__ __device__ inline int SliceCoordinates(const Job& job, int side) {
+  return job.size[side] > 256 && job.size[side] <= 1024 ? 16 : job.dim;
+}
+__host__ __device__ inline int Slices(const Job& job, int side) {
+  return (job.dim + SliceCoordinates(job, side) - 1) / SliceCoordinates(job, side);
+}
 __host__ __device__ inline int PointBlocks(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], kBlockPoints));
 }
-// Of step 5: padding too, as far as kernels read.
-__host__ __device__ inline int SplitBlocks(const Job& job, int side) {
-  const int64_t points =
-      OnChipTiles(job) > 0 ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
-  return static_cast<int>(points / kBlockPoints);
+// Points with padding, as far as kernels read halves.
+__host__ __device__ inline int64_t HalvesPoints(const Job& job, int side) {
+  return OnChipTiles(job) > 0 ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
 }
 __host__ __device__ inline int64_t CostChunks(const Job& job) {
   return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
@@ -44,6 +49,7 @@ __device__ Ranges RangesOf(const Member& member) {
   if (job.dense) {
     double low = INFINITY, high = -INFINITY;
     const int64_t chunks = CostChunks(job);
+#pragma unroll 1
     for (int64_t k = threadIdx.x; k < chunks; k += kThreads) {
       low = fmin(low, stats[k].low);
       high = fmax(high, stats[k].high);
@@ -52,8 +58,10 @@ __device__ Ranges RangesOf(const Member& member) {
     ranges.high = BlockMax(high, scratch);
     stats += chunks;
   }
+#pragma unroll 1
   for (int side = 0; side < 2; ++side) {
     double high = 0, mass = 0;
+#pragma unroll 1
     for (int k = threadIdx.x; k < PointBlocks(job, side); k += kThreads) {
       high = fmax(high, stats[k].high);
       mass += stats[k].mass;
@@ -66,6 +74,7 @@ __device__ Ranges RangesOf(const Member& member) {
   double box = 0;
   const double* x = member.At<double>(job.at.chunk_sums[0]) + job.dim;
   const double* y = member.At<double>(job.at.chunk_sums[1]) + job.dim;
+#pragma unroll 1
   for (int k = threadIdx.x; k < job.dim; k += kThreads) {
     const double side = fmax(x[job.dim + k], y[job.dim + k]) - fmin(x[k], y[k]);
     box += side * side;
@@ -76,6 +85,7 @@ __device__ Ranges RangesOf(const Member& member) {
   for (int side = 0; side < 2 && !kSquares && IsNegativeDot(job); ++side) {
     const double* centre = member.At<double>(job.at.centre[side]);
     double centre2 = 0;
+#pragma unroll 1
     for (int k = threadIdx.x; k < job.dim; k += kThreads) centre2 += centre[k] * centre[k];
     ranges.farthest[side] = ranges.radius[side] + sqrt(BlockSum(centre2, scratch));
   }
@@ -126,6 +136,7 @@ __device__ double LargestCost(const Job& job, const Ranges& r) {
 __device__ inline void ShareCentre(const Member& member) {
   double* x = member.At<double>(member.job.at.centre[0]);
   double* y = member.At<double>(member.job.at.centre[1]);
+#pragma unroll 1
   for (int k = threadIdx.x; k < member.job.dim; k += kThreads) x[k] = y[k] = (x[k] + y[k]) / 2;
 }
 
@@ -151,7 +162,9 @@ template <bool kSquares>
 __device__ void PrepareStates(const Member& member) {
   const Job& job = member.job;
   const SolverOptions& solver = job.solver;
+  const double point_scale = job.halves ? member.state(0)->point_scale : 1;
   const Ranges r = RangesOf<kSquares>(member);
+#pragma unroll 1
   for (int64_t k = threadIdx.x; k < job.engines * job.at.arrival_stride; k += kThreads) {
     member.At<unsigned>(job.at.arrivals)[k] = 0;
   }
@@ -172,9 +185,7 @@ __device__ void PrepareStates(const Member& member) {
   s.relax = s.previous_relax = 1;
   for (int side = 0; side < 2; ++side) s.total_mass[side] = r.mass[MeasureOf(engine, side)];
   s.cost_max = cost_max;
-  // Coordinates as halves are at most 64, and so far above where halves lose bits.
-  const double radius = fmax(r.radius[0], r.radius[1]);
-  s.point_scale = radius > 0 && isfinite(radius) ? ldexp(1.0, 5 - ilogb(radius)) : 1;
+  s.point_scale = point_scale;
   s.starting = engine > 0 || job.starting;
   s.fresh = 1;
   s.mode = ModeFor<kSquares>(job, cost_max, sampled);

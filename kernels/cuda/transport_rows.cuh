@@ -117,6 +117,7 @@ __device__ inline BlockStats Combine(const BlockStats& a, const BlockStats& b) {
 __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out) {
   __shared__ BlockStats scratch[kMostWarps];
   BlockStats sum = own;
+#pragma unroll 1
   for (int lane = 16; lane > 0; lane /= 2) {
     BlockStats other = {__shfl_xor_sync(0xffffffffu, sum.error, lane), 0, 0, 0, 0, 1};
     if (whole) {
@@ -132,6 +133,7 @@ __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats*
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;
+#pragma unroll 1
   for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) sum = Combine(sum, scratch[warp]);
   *out = sum;
 }
@@ -142,6 +144,7 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
   const Job& job = member.job;
   const BlockStats* stats = member.stats(b.engine, side);
   double error = 0, finite = 1;
+#pragma unroll 1
   for (int k = threadIdx.x; k < blocks; k += blockDim.x) {
     error += __ldcg(&stats[k].error);
     if (pass == Pass::kMeasure) finite = fmin(finite, __ldcg(&stats[k].finite));

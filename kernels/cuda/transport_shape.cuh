@@ -179,7 +179,9 @@ __host__ __device__ inline double RhoOf(const Job& job, int engine, int side) {
 __host__ __device__ inline bool IsSymmetric(const Job& job, int engine) { return engine > 0 || job.symmetric; }
 
 // Points of a chunk of the preparation's sums.
-__host__ __device__ inline int ChunkPoints(int64_t points) { return points <= 16384 ? 64 : 512; }
+__host__ __device__ inline int ChunkPoints(int64_t points) {
+  return points <= 1024 ? 1024 : points <= 16384 ? 64 : 512;
+}
 
 }  // namespace cuda
 }  // namespace sinkhorn

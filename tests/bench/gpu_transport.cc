@@ -54,7 +54,13 @@ class Context final : public cuda::LaunchContext {
   }
   const DeviceInfo& device() const override { return device_; }
   CUstream_st* stream() const override { return stream_; }
+  // As the backend does: what is little is read over the bus.
   const void* Upload(const void* data, size_t bytes) override {
+    if (bytes <= kMappedBytes) {
+      char* pinned = static_cast<char*>(visible_) + Take(&seen_, bytes);
+      std::memcpy(pinned, data, bytes);
+      return pinned;
+    }
     void* at = static_cast<char*>(uploads_.data()) + Take(&uploaded_, bytes);
     Check(cudaMemcpyAsync(at, data, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
     return at;
@@ -69,7 +75,7 @@ class Context final : public cuda::LaunchContext {
   void Rewind() { uploaded_ = scratched_ = seen_ = 0; }
 
  private:
-  static constexpr size_t kBytes = size_t{16} << 20;
+  static constexpr size_t kBytes = size_t{16} << 20, kMappedBytes = 16 << 10;
   static size_t Take(size_t* used, size_t bytes) {
     const size_t at = *used;
     *used += (bytes + 255) / 256 * 256;

@@ -1,13 +1,13 @@
 """PyTorch on the batches, and FlashSinkhorn (pip: flash-sinkhorn) on the clouds, of gpu_transport: one JSON line a row,
 as gpu_transport prints.
 
-    python gpu_transport_peer.py [SECONDS] >> lines
+    python gpu_transport_peer.py [SECONDS [FIRST]] >> lines
 
 Clouds: ten alternating iterations, forward and with gradients to x and y, timed by CUDA events, median of repeats after
 the calls that tune it. Potentials are compared with the same iterations in float64 where a dense matrix of them fits.
 Batches: 50 iterations in float32 with the costs in memory, call by call and as torch.compile's kernels in one CUDA
-graph. Rows end when SECONDS are over. FlashSinkhorn's kernels are compiled before, several rows at once: six minutes on
-16 cores.
+graph. Rows end when SECONDS are over; a second run goes on at row FIRST of the clouds. FlashSinkhorn's kernels are
+compiled before, several rows at once: up to six minutes on 16 cores.
 """
 
 import json
@@ -129,9 +129,11 @@ def measure_batch(count, points, dim):
 def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     end = time.monotonic() + (float(sys.argv[1]) if len(sys.argv) > 1 else 1e9)
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    clouds = ROWS[first:]
     with multiprocessing.get_context("spawn").Pool(COMPILERS, maxtasksperchild=4) as pool:
-        pool.map(compile_row, ROWS, chunksize=1)
-    for measure_one, rows in ((measure_batch, BATCHES), (measure, ROWS)):
+        pool.map(compile_row, clouds, chunksize=1)
+    for measure_one, rows in ((measure_batch, BATCHES if first == 0 else []), (measure, clouds)):
         for row in rows:
             if time.monotonic() < end:
                 measure_one(*row)
