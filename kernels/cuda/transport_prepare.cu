@@ -315,7 +315,7 @@ class Centring {
     int width = 4;
     while (width < 32 && 2 * width < padded_) width *= 2;
     lanes_ = {width, static_cast<int>(threadIdx.x) % width};
-    if (lanes_.lane * 2 < dim_) Centres(lanes_.lane * 2, own_, apart_);
+    if (lanes_.lane * 2 < dim_) Centres(lanes_.lane * 2, &own_, &apart_);
   }
   // Lanes that share a point.
   __device__ int width() const { return lanes_.width; }
@@ -335,7 +335,7 @@ class Centring {
       double2 own = {0, 0}, apart = {0, 0}, more = {0, 0};
       if (there && k < dim_) {
         more = Load(i, k);
-        Centres(k, own, apart);
+        Centres(k, &own, &apart);
       }
       Place(i, k, more, own, apart, &norm2, &along);
     }
@@ -359,12 +359,12 @@ class Centring {
     return make_double2(LoadDouble(dtype_, in_, e), k + 1 < dim_ ? LoadDouble(dtype_, in_, e + 1) : 0);
   }
   // What is taken off coordinates k and k + 1, and how far the centres are apart there.
-  __device__ void Centres(int k, double2& own, double2& apart) const {
+  __device__ void Centres(int k, double2* own, double2* apart) const {
     const int next = min(k + 1, dim_ - 1);
     const double2 mine = {centre_[k], centre_[next]}, other = {theirs_[k], theirs_[next]};
-    apart = side_ == 0 ? make_double2(mine.x - other.x, mine.y - other.y)
-                       : make_double2(other.x - mine.x, other.y - mine.y);
-    own = together_ ? make_double2((mine.x + other.x) / 2, (mine.y + other.y) / 2) : mine;
+    *apart = side_ == 0 ? make_double2(mine.x - other.x, mine.y - other.y)
+                        : make_double2(other.x - mine.x, other.y - mine.y);
+    *own = together_ ? make_double2((mine.x + other.x) / 2, (mine.y + other.y) / 2) : mine;
   }
   // Coordinates k and k + 1 of point i: centred, stored, and added up.
   __device__ void Place(int64_t i, int k, double2 value, double2 own, double2 apart, double* norm2,
