@@ -32,6 +32,8 @@ struct CUstream_st;
 namespace sinkhorn {
 namespace cuda {
 
+constexpr size_t kMappedUploadBytes = 16 << 10;  // Uploads up to this stay in pinned memory, read over the bus.
+
 // What one slice may use. Belongs to one lane; everything it hands out lives until the slice's Collect calls have
 // returned.
 class LaunchContext {

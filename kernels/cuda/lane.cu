@@ -14,8 +14,7 @@ namespace {
 
 constexpr size_t kHostVisibleBytes = 1 << 20;  // To begin with.
 constexpr size_t kScratchBytes = 16 << 20;
-constexpr size_t kParcelBytes = 8 << 20;         // Of problems placed together; larger ones are placed alone.
-constexpr size_t kMappedUploadBytes = 16 << 10;  // Descriptors up to this are read over the bus.
+constexpr size_t kParcelBytes = 8 << 20;  // Of problems placed together; larger ones are placed alone.
 
 double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

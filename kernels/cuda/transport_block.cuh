@@ -140,8 +140,8 @@ __device__ inline BlockWork FindWork(const LaunchTable& table, int64_t block) {
   return found;
 }
 
-// Adds up one value of each thread, always in the same order; every thread gets the sum. `scratch`: a double for each
-// warp.
+// Adds up one value of each thread, always in the same order; every thread gets the sum. `neutral` changes none;
+// `scratch`: a double for each warp.
 template <typename Combine>
 __device__ inline double BlockReduce(double value, double neutral, double* scratch, Combine combine) {
   const auto combine_lanes = [&] {

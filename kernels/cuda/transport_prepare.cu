@@ -77,7 +77,8 @@ __device__ bool AreSideBySide(const TensorView& view, int dim, int width) {
 
 // Step 1, points: a block adds up a slice of the coordinates of a chunk of points; thread t kWidth of them, those at
 // t % lanes (or further), of every rows-th row. Float32 numbers are added up in eights, so that few are made double: as
-// eighths, which do not overflow, of what they are more than the chunk's first point, which may be far from 0.
+// eighths, which do not overflow below 1.7e38, of what they are more than the chunk's first point, which may be far
+// from 0.
 template <int kWidth>
 __device__ void SumCoordinates(const Member& member, const TensorView& view, int side, int chunk, int slice) {
   using Number = std::conditional_t<kWidth == 4, float, double>;

@@ -162,6 +162,7 @@ template <bool kSquares>
 __device__ void PrepareStates(const Member& member) {
   const Job& job = member.job;
   const SolverOptions& solver = job.solver;
+  // Left there with the points, before all else of the state.
   const double point_scale = job.halves ? member.state(0)->point_scale : 1;
   const Ranges r = RangesOf<kSquares>(member);
 #pragma unroll 1

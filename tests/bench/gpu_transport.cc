@@ -54,9 +54,9 @@ class Context final : public cuda::LaunchContext {
   }
   const DeviceInfo& device() const override { return device_; }
   CUstream_st* stream() const override { return stream_; }
-  // As the backend does: what is little is read over the bus.
+  // As the backend does.
   const void* Upload(const void* data, size_t bytes) override {
-    if (bytes <= kMappedBytes) {
+    if (bytes <= cuda::kMappedUploadBytes) {
       char* pinned = static_cast<char*>(visible_) + Take(&seen_, bytes);
       std::memcpy(pinned, data, bytes);
       return pinned;
@@ -75,7 +75,7 @@ class Context final : public cuda::LaunchContext {
   void Rewind() { uploaded_ = scratched_ = seen_ = 0; }
 
  private:
-  static constexpr size_t kBytes = size_t{16} << 20, kMappedBytes = 16 << 10;
+  static constexpr size_t kBytes = size_t{16} << 20;
   static size_t Take(size_t* used, size_t bytes) {
     const size_t at = *used;
     *used += (bytes + 255) / 256 * 256;

@@ -40,6 +40,8 @@ from tests.load.calls import KINDS, TIMEOUT, Caller
 
 LOAD = 0.7  # Of the capacity.
 CALLERS, CHANNELS = 16, 4
+PARTS = 1 / 3, 2 / 3  # Of the time; a silence after each.
+LEAST_AGE = 270  # Seconds after which the server asks a connection to go: five minutes, of which gRPC takes up to 10 %.
 SECONDS_BETWEEN_KILLS = 4
 # By how much memory may differ between two silences. Each thread that solves keeps up to 8 MB of small blocks
 # (kernels/cpu/memory_pool.h), some time more, some time less; records of connections and the allocator's own the rest.
@@ -233,6 +235,9 @@ class Result:
     def faults(self):
         """What is not as it must be: nothing."""
         faults = list(self.wrong[:20])
+        aged = CHANNELS * sum(int(part * self.seconds / LEAST_AGE) for part in PARTS)  # Connections, at most.
+        if self.taken > aged:  # Each closes with one call.
+            faults.append(f"{self.taken} late calls lost their connection, {aged} connections at most were of age")
         (resident0, live0), (resident1, live1) = self.silences
         if resident1 > resident0 + RESIDENT_MAY_GROW_MB:
             faults.append(f"resident memory grows: {resident0:.1f} MB, then {resident1:.1f} MB")
@@ -297,7 +302,7 @@ def soak(seconds, flags=()):
         sampler = Sampler(server)
         sampler.start()
         silences, rates, killed = [], [], 0
-        for part in (seconds / 3, 2 * seconds / 3):
+        for part in (share * seconds for share in PARTS):
             load.connect()
             victims = Victims(server)
             victims.start()
