@@ -108,15 +108,16 @@ class Server:
 
 
 class Sampler(threading.Thread):
-    """The server's sizes four times a second, as [(seconds since the start, resident MB, open files, threads)]."""
+    """The server's sizes four times a second while it is loaded: [(resident MB, open files, threads)]."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
-        self.server, self.samples, self.over, self.begin = server, [], threading.Event(), time.monotonic()
+        self.server, self.samples, self.loaded, self.over = server, [], threading.Event(), threading.Event()
 
     def run(self):
         while not self.over.wait(0.25):
-            self.samples.append((time.monotonic() - self.begin, *self.server.sizes()))
+            if self.loaded.is_set():
+                self.samples.append(self.server.sizes())
 
 
 # ---- The load -------------------------------------------------------------------------------------------------------
@@ -226,11 +227,9 @@ class Result:
     unfinished: dict  # What the server's own counters say is left.
 
     def thirds(self, column):
-        """Medians of the middle third of the run and of the last."""
-        values = [(sample[0], sample[column]) for sample in self.samples]
-        middle = [value for at, value in values if self.seconds / 3 <= at < 2 * self.seconds / 3]
-        last = [value for at, value in values if at >= 2 * self.seconds / 3]
-        return statistics.median(middle), statistics.median(last)
+        """Medians of the middle third of the time under load and of the last."""
+        values, third = [sample[column] for sample in self.samples], len(self.samples) // 3
+        return statistics.median(values[third : 2 * third]), statistics.median(values[2 * third :])
 
     def faults(self):
         """What is not as it must be: nothing."""
@@ -243,7 +242,7 @@ class Result:
             faults.append(f"resident memory grows: {resident0:.1f} MB, then {resident1:.1f} MB")
         if live1 > live0 + LIVE_MAY_GROW_MB:
             faults.append(f"memory in use grows: {live0:.2f} MB, then {live1:.2f} MB")
-        for name, column in (("open files", 2), ("threads", 3)):
+        for name, column in (("open files", 1), ("threads", 2)):
             middle, last = self.thirds(column)
             if last > middle + 2:
                 faults.append(f"{name} grow: {middle:.0f}, then {last:.0f}")
@@ -304,12 +303,14 @@ def soak(seconds, flags=()):
         silences, rates, killed = [], [], 0
         for part in (share * seconds for share in PARTS):
             load.connect()
+            sampler.loaded.set()
             victims = Victims(server)
             victims.start()
             rates.append(load.run(part, LOAD * capacity) * part)
             victims.over.set()
             victims.join()
             killed += victims.killed
+            sampler.loaded.clear()
             load.disconnect()
             silences.append(silence(server, sum(files_before.values())))
         sampler.over.set()
@@ -328,8 +329,8 @@ def report(result):
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     calls, n = sum(result.counts.values()), len(result.latencies)
-    (mb0, mb1), (files0, files1), (threads0, threads1) = (result.thirds(column) for column in (1, 2, 3))
-    peak = max(sample[1] for sample in result.samples)
+    (mb0, mb1), (files0, files1), (threads0, threads1) = (result.thirds(column) for column in (0, 1, 2))
+    peak = max(sample[0] for sample in result.samples)
     kinds = ", ".join(f"{kind} {result.counts.get(kind, 0)}" for kind in KINDS)
     seen = LIVE_MAY_GROW_MB * 2**20 / (2 * calls / 3)
     faults = result.faults()
