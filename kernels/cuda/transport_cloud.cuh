@@ -18,6 +18,7 @@ constexpr double kTruncation = 1.8e-8;
 constexpr int kCloudThreads = 512;  // Four warpgroups of 64 rows.
 constexpr int kGroups = 4;
 
+constexpr int kPlaneAlignment = 1024;  // The longest swizzle's period, in bytes: of planes in shared memory.
 // The byte where chunk `chunk` (16 bytes) of row `row` lies in a plane.
 __host__ __device__ inline int SwizzledAt(int row, int chunk, int row_bytes) {
   const int at = row * row_bytes + chunk * 16;
@@ -72,9 +73,10 @@ struct CloudContext {
   }
 };
 
-// From products of scaled halves to exponents. What truncation takes off is made good.
-__device__ inline float ProductFactor(const Job& job, double scale, double point_scale) {
-  const double kept = 1 + kTruncation * (PlanesOf(job) == 2 ? 3 : 1) * CeilDiv(job.dim, 16);
+// From products of scaled halves to exponents. What truncation takes off is made good; `early`: of the additions, those
+// to sums that are still small.
+__device__ inline float ProductFactor(const Job& job, double scale, double point_scale, int early = 0) {
+  const double kept = 1 + kTruncation * ((PlanesOf(job) == 2 ? 3 : 1) * CeilDiv(job.dim, 16) - early);
   return static_cast<float>(2 * job.in.kappa * scale / (point_scale * point_scale) * kept);
 }
 

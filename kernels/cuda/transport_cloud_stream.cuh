@@ -14,8 +14,6 @@
 namespace sinkhorn {
 namespace cuda {
 
-constexpr int kPlaneAlignment = 1024;  // The longest swizzle's period.
-
 // Of copies, for blocks of `groups` warpgroups.
 constexpr int StagesOf(int planes, Parts parts, int groups) {
   if (planes == 1 || parts == Parts::kOne) return 4;

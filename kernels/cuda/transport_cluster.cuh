@@ -46,6 +46,26 @@ __device__ inline void SyncCluster() {
 #endif
 }
 
+// Blocks of the cluster, and which of them this is; 1 and 0 where there is none.
+__device__ inline int ClusterRanks() {
+#if __CUDA_ARCH__ >= 900
+  int ranks;
+  asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(ranks));
+  return ranks;
+#else
+  return 1;
+#endif
+}
+__device__ inline int ClusterRank() {
+#if __CUDA_ARCH__ >= 900
+  int rank;
+  asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(rank));
+  return rank;
+#else
+  return 0;
+#endif
+}
+
 // Sending to the shared memory of blocks of the cluster: receivers wait until so many bytes have come. Two barriers for
 // two buffers in turn; the first use of each has parity 0. Before Hopper there is nobody to send to.
 #if __CUDA_ARCH__ >= 900

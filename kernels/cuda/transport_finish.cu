@@ -141,10 +141,8 @@ __device__ void StorePoint(const Member& member, int side, int i) {
   StoreOutput(gradient, at, slope);
 }
 
-__global__ void __launch_bounds__(kThreads) StoreKernel(LaunchTable table) {
-  AllowNextKernel();
-  AwaitKernelBefore();
-  const BlockWork work = FindWork(table, blockIdx.x);
+__device__ void StoreVectors(const LaunchTable& table, int64_t index) {
+  const BlockWork work = FindWork(table, index);
   const Job& job = table.jobs[work.job];
   const int of_side = static_cast<int>(CeilDiv(job.size[0], kThreads));
   const int blocks = of_side + static_cast<int>(CeilDiv(job.size[1], kThreads));
@@ -227,12 +225,10 @@ __device__ Convergence WorstOf(const Member& member) {
   return worst;
 }
 
-__global__ void __launch_bounds__(kThreads) ScalarsKernel(LaunchTable table) {
+__device__ void StoreScalars(const LaunchTable& table, int64_t index) {
   __shared__ double scratch[kMostWarps];
-  AllowNextKernel();
-  const BlockWork work = FindWork(table, blockIdx.x);
+  const BlockWork work = FindWork(table, index);
   const Job& job = table.jobs[work.job];
-  AwaitKernelBefore();
   const Member member{job, work.block};
   if (!IsSolved(member)) return;
   const Outputs& out = job.out;
@@ -275,10 +271,8 @@ __device__ void AddReport(const JobReport& p, JobReport* r) {
 }
 
 // The worst over all members: neighbours are put together, then neighbours of those.
-__global__ void __launch_bounds__(kThreads) ReportKernel(LaunchTable table, JobReport* reports) {
+__device__ void StoreReport(const Job& job, JobReport* report) {
   __shared__ JobReport parts[kThreads];
-  AwaitKernelBefore();
-  const Job& job = table.jobs[blockIdx.x];
   const JobReport none = {0, 0, 0, 1, -1, INT32_MAX, {0, 0}, -1, 0};
   JobReport r = none;
   const int64_t each = CeilDiv(job.count, kThreads);
@@ -308,7 +302,16 @@ __global__ void __launch_bounds__(kThreads) ReportKernel(LaunchTable table, JobR
     __syncthreads();
     if (threadIdx.x % (2 * width) == 0) AddReport(parts[threadIdx.x + width], &parts[threadIdx.x]);
   }
-  if (threadIdx.x == 0) reports[blockIdx.x] = parts[0];
+  if (threadIdx.x == 0) *report = parts[0];
+}
+
+// Vectors, scalars and reports need nothing of each other.
+__global__ void __launch_bounds__(kThreads) EndKernel(EndTables end) {
+  AwaitKernelBefore();
+  const int64_t scalars = blockIdx.x - end.vector_blocks, reports = scalars - end.scalar_blocks;
+  if (scalars < 0) return StoreVectors(end.vectors, blockIdx.x);
+  if (reports < 0) return StoreScalars(end.scalars, scalars);
+  StoreReport(end.all.jobs[reports], end.reports + reports);
 }
 
 }  // namespace
@@ -327,14 +330,8 @@ void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, c
 
 int64_t StoreBlocks(const Job& job) { return CeilDiv(job.size[0], kThreads) + CeilDiv(job.size[1], kThreads); }
 
-void LaunchStore(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
-  LaunchNext(StoreKernel, blocks, kThreads, 0, stream, table);
-}
-void LaunchScalars(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
-  LaunchNext(ScalarsKernel, blocks, kThreads, 0, stream, table);
-}
-void LaunchReport(const LaunchTable& table, JobReport* reports, cudaStream_t stream) {
-  LaunchNext(ReportKernel, table.job_count, kThreads, 0, stream, table, reports);
+void LaunchEnd(const EndTables& end, cudaStream_t stream) {
+  LaunchNext(EndKernel, end.vector_blocks + end.scalar_blocks + end.all.job_count, kThreads, 0, stream, end);
 }
 
 }  // namespace cuda

@@ -147,6 +147,15 @@ __device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
+// The same of 64 columns.
+__device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c)[8][4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SINKHORN_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+      : SINKHORN_SUMS_32(c, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
 // c (+)= a b: 64 x 16 halves in registers by 16 x kColumns halves in shared memory, whose rows are contiguous.
 template <int kColumns>
 __device__ inline void MultiplyRows(const uint32_t (&a)[4], uint64_t b, bool add, float (&c)[kColumns / 8][4]);

@@ -115,12 +115,15 @@ void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int di
 int64_t BoundBlocks(const Job& job);
 void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
-// Vectors: StoreBlocks of a member. Scalars: one block of a member, after all else.
+// What is stored last, in one launch: vectors of jobs that are through, StoreBlocks of a member, and their scalars, one
+// block of a member; of all jobs what the host reads, one block of a job: reports[k] for job k.
 int64_t StoreBlocks(const Job& job);
-void LaunchStore(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
-void LaunchScalars(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
-// One block of a job: reports[k] for the table's job k.
-void LaunchReport(const LaunchTable& table, JobReport* reports, cudaStream_t stream);
+struct EndTables {
+  LaunchTable vectors, scalars, all;
+  int64_t vector_blocks, scalar_blocks;
+  JobReport* reports;
+};
+void LaunchEnd(const EndTables& end, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace sinkhorn

@@ -46,6 +46,11 @@ class SliceLaunches {
     for (int k : set) jobs.push_back(residents_[k]->job());
     return Describe(jobs.data(), jobs.size() * sizeof(Job));
   }
+  // Where a table is, once descriptors have an address.
+  LaunchTable At(const Table& table) const {
+    return {reinterpret_cast<const Job*>(base_ + table.jobs),
+            reinterpret_cast<const int64_t*>(base_ + table.first_block), table.job_count};
+  }
   // launch(LaunchTable, blocks) later, when descriptors have an address.
   template <typename Function>
   void Later(const Table& table, Function launch) {
@@ -55,15 +60,11 @@ class SliceLaunches {
   // All of it, at once.
   absl::Status Enqueue() {
     const void* source = context_->Upload(bytes_.data(), bytes_.size());
-    auto* base = static_cast<char*>(context_->Scratch(bytes_.size()));
-    if (source == nullptr || base == nullptr) return absl::InternalError("transport: no room for descriptors");
+    base_ = static_cast<char*>(context_->Scratch(bytes_.size()));
+    if (source == nullptr || base_ == nullptr) return absl::InternalError("transport: no room for descriptors");
     // What was uploaded may lie in host memory; every block reads it.
-    (void)cudaMemcpyAsync(base, source, bytes_.size(), cudaMemcpyDefault, stream());
-    for (const auto& [table, launch] : launches_) {
-      launch({reinterpret_cast<const Job*>(base + table.jobs),
-              reinterpret_cast<const int64_t*>(base + table.first_block), table.job_count},
-             table.blocks);
-    }
+    (void)cudaMemcpyAsync(base_, source, bytes_.size(), cudaMemcpyDefault, stream());
+    for (const auto& [table, launch] : launches_) launch(At(table), table.blocks);
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return absl::OkStatus();
     return absl::UnavailableError(
@@ -108,6 +109,7 @@ class SliceLaunches {
   LaunchContext* const context_;
   std::vector<TransportResident*> residents_;
   std::vector<char> bytes_;  // Descriptors.
+  char* base_ = nullptr;     // Where they are on the device.
   size_t jobs_ = 0;          // Where those of all residents are.
   std::vector<std::pair<Table, std::function<void(const LaunchTable&, int64_t)>>> launches_;
 };

@@ -12,8 +12,7 @@ bool HasWideClusters() {
     using S = Shape<kOnChipTilesMost>;
     const auto kernel = OnChipKernel<Source::kProducts, kOnChipTilesMost>;
     AllowRanks(kernel, kOnChipRanksMost);
-    AttributedLaunch launch(kernel, kOnChipRanksMost, S::kBlockThreads, sizeof(OnChipMemory<Source::kProducts, S>),
-                            nullptr);
+    AttributedLaunch launch(kernel, kOnChipRanksMost, S::kBlockThreads, OnChipBytes<Source::kProducts, S>(), nullptr);
     launch.Add(ClusterOf(kOnChipRanksMost));
     int clusters = 0;
     return cudaOccupancyMaxActiveClusters(&clusters, kernel, launch.config()) == cudaSuccess && clusters > 0;

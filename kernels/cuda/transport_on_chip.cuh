@@ -1,8 +1,10 @@
 // A problem in the registers of a block, or of a cluster of blocks: where its densities lie, what is frozen into them,
 // and sums of columns over blocks.
 //
-// A block has `rows` rows and all columns; a warp has rows of its own, a lane kWidth columns side by side of each 32
-// kWidth. Each block looks after the potentials of `owned` columns: it alone has the cluster's sum of them.
+// A block has `rows` rows and all columns; a warp has rows of its own (those that a warpgroup's products give it, where
+// there is one), a lane kWidth columns side by side of each 32 kWidth. Each block looks after the potentials of `owned`
+// columns: it alone has the cluster's sum of them. Of two blocks each looks after all columns: they exchange their sums,
+// and what follows from them need not travel.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 
@@ -23,11 +25,16 @@ struct Shape {
   static constexpr int kBlockRows = kTiles == 2 || kTiles == 4 ? 2 * kTile : kTile;
   static constexpr int kRows = kBlockRows / kWarps, kColumns = kMost / 32;  // Of a warp; of a lane.
   static constexpr int kWidth = kColumns < 4 ? kColumns : 4;
-  static constexpr int kGroups = kColumns / kWidth;   // Of kWidth columns.
-  static constexpr int kHeld = kTiles == 16 ? 3 : 0;  // Rows of a warp that lie in shared memory.
-  static constexpr int kOwn = kMost / kBlockThreads;  // Columns of a thread where threads share them out.
-  static constexpr int kOwnedMost = kTiles == 4 || kTiles <= 2 ? kBlockRows : kMost / 4;
+  static constexpr int kGroups = kColumns / kWidth;          // Of kWidth columns.
+  static constexpr int kHeld = kTiles == 16 ? 3 : 0;         // Rows of a warp that lie in shared memory.
+  static constexpr int kOwn = kMost / kBlockThreads;         // Columns of a thread where threads share them out.
+  static constexpr bool kShared = !kCluster || kTiles == 4;  // All blocks look after all columns.
+  static constexpr int kOwnedMost = kShared ? kMost : kMost / 4;
   static constexpr int kChunk = 32 * kWidth;  // Columns whose exponents are made together.
+  // Products by warpgroups: each has 64 rows a pass, and all columns of a chunk or, where two have the same rows, half.
+  static constexpr int kWarpgroups = kWarps / 4;
+  static constexpr bool kPaired = kWarpgroups * 64 > kBlockRows;
+  static constexpr int kPasses = kWarpgroups == 0 || kPaired ? 1 : kBlockRows / (64 * kWarpgroups);
 };
 
 template <int kSize>
@@ -42,7 +49,14 @@ struct SideMemory {
 template <Source kSource, typename S>
 struct OnChipMemory {
   static constexpr bool kDense = kSource == Source::kCosts;
-  static constexpr int kStage = kDense ? 1 : 8 * (S::kChunk + 4);  // Floats: 8 rows of a chunk.
+  static constexpr int kStageRow = S::kChunk + 8;                     // Rows of a stage begin in banks of their own.
+  static constexpr int kStage = kDense ? 1 : 8 * kStageRow;           // Floats: 8 rows of a chunk.
+  static constexpr int kPlane = kDense ? 8 : S::kChunk * 2 * kDepth;  // Bytes: a half of a chunk's points.
+  static constexpr int kRowPlane = kSource == Source::kProducts && S::kWarpgroups > 0 ? S::kBlockRows * 2 * kDepth : 8;
+  static constexpr int kAlignment = kRowPlane > 8 ? kPlaneAlignment : 16;
+  // Halves of points: of a chunk, a plane or two at a time, and of the rows.
+  alignas(kAlignment) char points[2][kPlane];
+  alignas(kAlignment) char row_points[2 * kRowPlane];
   SideMemory<S::kBlockRows> rows;
   // Of all columns:
   double phi[S::kMost];
@@ -58,15 +72,28 @@ struct OnChipMemory {
     alignas(16) float stage[S::kWarps][kStage];
   };
   alignas(16) float held[S::kHeld > 0 ? S::kHeld* S::kGroups* S::kWidth : 1][S::kHeld > 0 ? S::kBlockThreads : 1];
-  alignas(16) char points[kDense ? 16 : 2 * S::kChunk * 2 * kDepth];  // Halves of a chunk's points.
   alignas(16) float gathered[2][S::kCluster ? S::kMost : 1];
   double errors[S::kWarps], gathered_error[2][kOnChipRanksMost];
-  uint64_t gathering[2], spreading[2];  // Barriers.
+  // Barriers.
+  uint64_t gathering[2], spreading[2];
+  uint64_t copied[2], rows_copied;  // Of points, of row_points.
   EngineState state[2];
   int discard;  // The residual says that the solve was finished before this iteration.
   double reference;
   double scale, epsilon, rho[2];
+  int64_t index;  // Of the member.
+  // Of the cluster's blocks: which this is, how many there are, columns that each owns (a power of two).
+  int rank, ranks, owned, owned_log2;
+  // Clouds as halves (transport_cloud.cuh), by side.
+  int planes, depths, row_bytes;
+  const char* halves[2];
 };
+
+// Dynamic shared memory of a block, with room to align it.
+template <Source kSource, typename S>
+constexpr size_t OnChipBytes() {
+  return sizeof(OnChipMemory<kSource, S>) + alignof(OnChipMemory<kSource, S>);
+}
 
 // Densities of a thread, and what the block shares.
 template <Source kSource, int kTiles>
@@ -75,31 +102,47 @@ class OnChipBlock {
   using S = Shape<kTiles>;
   using Memory = OnChipMemory<kSource, S>;
 
-  __device__ OnChipBlock(const Job& job, int64_t index, int rank, Memory* memory)
-      : job_(job),
-        member_{job, index},
-        m_(*memory),
-        rank_(rank),
-        ranks_(S::kCluster ? OnChipShapeOf(job).ranks : 1),
-        owned_(S::kCluster ? OnChipShapeOf(job).owned : S::kMost),
-        warp_(threadIdx.x / 32),
-        lane_(threadIdx.x % 32) {}
+  __device__ OnChipBlock(const Job& job, int64_t index, Memory* memory)
+      : job_(job), m_(*memory), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
+    if (threadIdx.x == 0) {
+      m_.index = index;
+      m_.rank = S::kCluster ? ClusterRank() : 0;
+      m_.ranks = S::kCluster ? ClusterRanks() : 1;
+      m_.owned_log2 = __ffs(S::kMost) - __ffs(m_.ranks);
+      m_.owned = 1 << m_.owned_log2;
+      m_.planes = PlanesOf(job);
+      m_.depths = CloudDepths(job.dim);
+      m_.row_bytes = CloudRowBytes(job.dim);
+      for (int side = 0; side < 2; ++side) m_.halves[side] = Member{job, index}.template At<char>(job.at.halves[side]);
+    }
+    __syncthreads();
+  }
 
  protected:
   // ---- Where things are -------------------------------------------------------------------------------------------
 
+  __device__ Member member() const { return {job_, m_.index}; }
   __device__ double scale() const { return m_.scale; }
   __device__ int size(int side) const { return job_.size[side]; }
-  __device__ int first_row() const { return rank_ * S::kBlockRows; }
-  // Of the block, that this warp's r is.
-  __device__ int Row(int r) const { return warp_ * S::kRows + r; }
+  __device__ int first_row() const { return m_.rank * S::kBlockRows; }
+  // Of the block, that this warp's r is: eight at least lie side by side.
+  __device__ int Row(int r) const {
+    if constexpr (S::kPaired) return warp_ % 4 * 16 + warp_ / 4 * 8 + r;
+    if constexpr (S::kWarpgroups > 0) return r / 16 * 16 * S::kWarps + warp_ * 16 + r % 16;
+    return warp_ * S::kRows + r;
+  }
+  // The row of this warp that CombineRow leaves to this lane, and whether it is the first of those that have it.
+  __device__ int RowOf() const { return Row(lane_ / (32 / S::kRows)); }
+  __device__ bool IsRowsFirstLane() const { return lane_ % (32 / S::kRows) == 0; }
   __device__ bool IsRow(int row) const { return first_row() + row < size(0); }
   // The first of this lane's group g.
   __device__ int Column(int g) const { return g * S::kChunk + lane_ * S::kWidth; }
   // The owned column, of the block, that this thread knows the sum of after Gather; and of all.
-  __device__ int Owned() const { return S::kCluster ? static_cast<int>(threadIdx.x) % owned_ : threadIdx.x; }
-  __device__ int OwnedColumn() const { return rank_ * owned_ + Owned(); }
-  __device__ bool IsOwner() const { return !S::kCluster || static_cast<int>(threadIdx.x) < owned_; }
+  __device__ int OwnerOf(int column) const { return column >> m_.owned_log2; }
+  __device__ int OfOwner(int column) const { return column & (m_.owned - 1); }
+  __device__ int Owned() const { return S::kShared ? threadIdx.x : OfOwner(threadIdx.x); }
+  __device__ int OwnedColumn() const { return S::kShared ? threadIdx.x : m_.rank * m_.owned + Owned(); }
+  __device__ bool IsOwner() const { return S::kShared || static_cast<int>(threadIdx.x) < m_.owned; }
 
   // kCount floats side by side.
   template <int kCount>
@@ -142,25 +185,35 @@ class OnChipBlock {
 
   // ---- Beginnings -------------------------------------------------------------------------------------------------
 
-  __device__ void Load() {
-    const int parity = member_.state(0)->parity;
-    for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
-      const int i = first_row() + k;
-      const bool there = i < size(0);
-      m_.rows.phi[k] = there ? member_.phi(0, parity, 0)[i] : 0;
-      m_.rows.shift[k] = there ? member_.Shift(0, 0, i) : 0;
-      m_.rows.mass[k] = there ? static_cast<float>(member_.mass(0)[i]) : 0;
-      m_.rows.log_mass[k] = static_cast<float>(there ? member_.log_mass(0)[i] : kVoid);
+  // What the block needs of its member. Loads come together, before the first store; `meanwhile()` while they are under
+  // way.
+  template <typename Meanwhile>
+  __device__ void Load(Meanwhile meanwhile) {
+    static_assert(S::kBlockRows <= S::kBlockThreads, "a thread has a row at most");
+    const int parity = member().state(0)->parity;
+    const Entry row = LoadEntry(0, parity, threadIdx.x < S::kBlockRows ? first_row() + threadIdx.x : size(0));
+    const double row_shift = row.there ? member().Shift(0, 0, first_row() + threadIdx.x) : 0;
+    const double shift = IsOwner() && OwnedColumn() < size(1) ? member().Shift(0, 1, OwnedColumn()) : 0;
+    Entry columns[S::kOwn];
+#pragma unroll
+    for (int k = 0; k < S::kOwn; ++k) columns[k] = LoadEntry(1, parity, threadIdx.x + k * S::kBlockThreads);
+    meanwhile();
+    if (threadIdx.x < S::kBlockRows) {
+      m_.rows.phi[threadIdx.x] = row.phi;
+      m_.rows.shift[threadIdx.x] = row_shift;
+      m_.rows.mass[threadIdx.x] = static_cast<float>(row.mass);
+      m_.rows.log_mass[threadIdx.x] = static_cast<float>(row.log_mass);
     }
-    for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
-      const bool there = j < size(1);
-      m_.phi[j] = there ? member_.phi(0, parity, 1)[j] : 0;
-      m_.mass[j] = there ? static_cast<float>(member_.mass(1)[j]) : 0;
-      m_.log_mass[j] = static_cast<float>(there ? member_.log_mass(1)[j] : kVoid);
+    if (IsOwner()) m_.shift[Owned()] = shift;
+#pragma unroll
+    for (int k = 0; k < S::kOwn; ++k) {
+      const int j = threadIdx.x + k * S::kBlockThreads;
+      m_.phi[j] = columns[k].phi;
+      m_.mass[j] = static_cast<float>(columns[k].mass);
+      m_.log_mass[j] = static_cast<float>(columns[k].log_mass);
     }
-    if (IsOwner()) m_.shift[Owned()] = OwnedColumn() < size(1) ? member_.Shift(0, 1, OwnedColumn()) : 0;
     if (threadIdx.x == 0) {
-      m_.state[0] = *member_.state(0);
+      m_.state[0] = *member().state(0);
       m_.discard = 0;
       m_.epsilon = job_.solver.epsilon;
       m_.scale = kLog2E / m_.epsilon;
@@ -180,7 +233,8 @@ class OnChipBlock {
     *scaling = exp2f(static_cast<float>(term - *frame));
     *weight = mass * *scaling;
   }
-  __device__ void MakeDensities(int parity) {
+  // `fresh`: rows' potentials are still unknown, and their frames make the largest density of each 1.
+  __device__ void MakeDensities(int parity, bool fresh) {
     __syncthreads();
     const double reference = m_.phi[0];
     for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
@@ -190,24 +244,69 @@ class OnChipBlock {
     for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
       float scaling;
       FreezePotential((m_.phi[j] - reference) * scale(), m_.mass[j], &m_.frame[j], &scaling, &m_.weight[parity][j]);
-      if (j / owned_ == rank_) m_.scaling[parity][j % owned_] = scaling;
+      if (S::kShared || OwnerOf(j) == m_.rank) m_.scaling[parity][S::kShared ? j : OfOwner(j)] = scaling;
     }
     if (threadIdx.x == 0) m_.reference = reference;
     __syncthreads();
+    const float largest = AddColumnFrames();
+    if (fresh && IsRowsFirstLane()) {
+      const int row = RowOf();
+      m_.rows.frame[row] = -largest;
+      m_.rows.scaling[parity][row] = 1;
+      m_.rows.weight[parity][row] = m_.rows.mass[row];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) {
+      const float row = m_.rows.frame[Row(r)];
+#pragma unroll
+      for (int g = 0; g < S::kGroups; ++g) {
+        float e[S::kWidth];
+        ReadEntries(r, g, e);
+        // What has no mass may have any density, but neither infinity nor NaN.
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) e[k] = FastExp2(fminf(e[k] + row, 126.0f));
+        WriteEntries(e, r, g);
+      }
+    }
+  }
+  // To exponents; then the largest of row RowOf().
+  __device__ float AddColumnFrames() {
+    float largest[S::kRows];
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) largest[r] = static_cast<float>(kVoid);
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
       float column[S::kWidth];
       Read(m_.frame + Column(g), column);
 #pragma unroll
       for (int r = 0; r < S::kRows; ++r) {
-        const float row = m_.rows.frame[Row(r)];
         float e[S::kWidth];
         ReadEntries(r, g, e);
-        // What has no mass may have any density, but neither infinity nor NaN.
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) e[k] = FastExp2(fminf(e[k] + (row + column[k]), 126.0f));
+        for (int k = 0; k < S::kWidth; ++k) largest[r] = fmaxf(largest[r], e[k] += column[k]);
         WriteEntries(e, r, g);
       }
+    }
+    return CombineRow(largest, [](float a, float b) { return fmaxf(a, b); });
+  }
+  // What row RowOf() of this warp has over its lanes: halves of the rows change hands until one is left.
+  template <int kCount = S::kRows / 2, typename Combine>
+  __device__ float CombineRow(float (&s)[S::kRows], Combine combine) const {
+    constexpr int kLane = 32 * kCount / S::kRows;
+    const bool upper = (lane_ & kLane) != 0;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float send = upper ? s[k] : s[k + kCount], keep = upper ? s[k + kCount] : s[k];
+      s[k] = combine(keep, __shfl_xor_sync(0xffffffffu, send, kLane));
+    }
+    if constexpr (kCount > 1) {
+      return CombineRow<kCount / 2>(s, combine);
+    } else {
+      for (int lane = 16 / S::kRows; lane > 0; lane /= 2) {
+        s[0] = combine(s[0], __shfl_xor_sync(0xffffffffu, s[0], lane));
+      }
+      return s[0];
     }
   }
   // phi at the present scalings.
@@ -244,33 +343,52 @@ class OnChipBlock {
     if constexpr (S::kCluster) {
       const int buffer = gathered_ & 1, column = S::kOwn * threadIdx.x;
       uint64_t* barrier = &m_.gathering[buffer];
-      if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? ranks_ * sizeof(double) : 0));
-      Send(&m_.gathered[buffer][rank_ * owned_ + column % owned_], own, barrier, column / owned_);
-      if (told && threadIdx.x < ranks_) Send(&m_.gathered_error[buffer][rank_], error, barrier, threadIdx.x);
-      AwaitReceived(barrier, gathered_ >> 1 & 1);
+      const int tellers = S::kShared ? 1 : m_.ranks;
+      if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? tellers * sizeof(double) : 0));
+      if constexpr (S::kShared) {
+        Send(&m_.gathered[buffer][column], own, barrier, m_.rank ^ 1);
+        if (told && threadIdx.x == 0) Send(&m_.gathered_error[buffer][0], error, barrier, m_.rank ^ 1);
+        AwaitReceived(barrier, gathered_ >> 1 & 1);
+        own[0] = combine(own[0], m_.gathered[buffer][column]);
+        if (told) heard_error_ = error + m_.gathered_error[buffer][0];
+      } else {
+        Send(&m_.gathered[buffer][m_.rank * m_.owned + OfOwner(column)], own, barrier, OwnerOf(column));
+        if (told && threadIdx.x < m_.ranks) Send(&m_.gathered_error[buffer][m_.rank], error, barrier, threadIdx.x);
+        AwaitReceived(barrier, gathered_ >> 1 & 1);
+        // There are 4, 8 or 16, and four are on their way at once.
+        const float* four = &m_.gathered[buffer][Owned()];
+        const int owned = m_.owned;
+        own[0] = kLargest ? static_cast<float>(kVoid) : 0;
+        for (int k = m_.ranks; k > 0; k -= 4, four += 4 * owned) {
+          own[0] = combine(own[0], combine(combine(four[0], four[owned]), combine(four[2 * owned], four[3 * owned])));
+        }
+        if (told) {
+          heard_error_ = m_.gathered_error[buffer][0];
+          for (int k = 1; k < m_.ranks; ++k) heard_error_ += m_.gathered_error[buffer][k];
+        }
+      }
       ++gathered_;
-      own[0] = kLargest ? static_cast<float>(kVoid) : 0;
-      for (int k = 0; k < ranks_; k += 2) {  // There are 2, 4, 8 or 16.
-        const float* two = &m_.gathered[buffer][k * owned_ + Owned()];
-        own[0] = combine(own[0], combine(two[0], two[owned_]));
-      }
-      if (told) {
-        heard_error_ = m_.gathered_error[buffer][0];
-        for (int k = 1; k < ranks_; ++k) heard_error_ += m_.gathered_error[buffer][k];
-      }
     }
     return own[0];
   }
   // What column Owned() has now to all blocks' `to`, an array of all columns. Afterwards it is there.
   template <typename T>
   __device__ void Spread(T value, T* to) {
-    if constexpr (S::kCluster) {
+    if constexpr (!S::kShared) {
       uint64_t* barrier = &m_.spreading[spread_ & 1];
       if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(T));
-      // Each of the threads that know it tells kOwn blocks.
-      const int first = static_cast<int>(threadIdx.x) / owned_ * S::kOwn;
+      // Each of the threads that know it tells kOwn blocks; of floats, one block kOwn of them side by side.
+      const int first = OwnerOf(threadIdx.x) * S::kOwn;
+      if constexpr (sizeof(T) == sizeof(float)) {
+        T values[S::kOwn];
+        const int from = lane_ / S::kOwn * S::kOwn;
 #pragma unroll
-      for (int k = 0; k < S::kOwn; ++k) Send(&to[OwnedColumn()], value, barrier, first + k);
+        for (int k = 0; k < S::kOwn; ++k) values[k] = __shfl_sync(0xffffffffu, value, from + k);
+        Send(&to[OwnedColumn() / S::kOwn * S::kOwn], values, barrier, first + lane_ % S::kOwn);
+      } else {
+#pragma unroll
+        for (int k = 0; k < S::kOwn; ++k) Send(&to[OwnedColumn()], value, barrier, first + k);
+      }
       AwaitReceived(barrier, spread_ >> 1 & 1);
       ++spread_;
     } else {
@@ -280,13 +398,20 @@ class OnChipBlock {
   }
 
   const Job& job_;
-  const Member member_;
   Memory& m_;
-  const int rank_, ranks_, owned_, warp_, lane_;
+  const int warp_, lane_;
   unsigned gathered_ = 0, spread_ = 0;
   double heard_error_ = 0;
 
  private:
+  struct Entry {
+    bool there;
+    double phi, mass, log_mass;
+  };
+  __device__ Entry LoadEntry(int side, int parity, int i) const {
+    if (i >= size(side)) return {false, 0, 0, kVoid};
+    return {true, member().phi(0, parity, side)[i], member().mass(side)[i], member().log_mass(side)[i]};
+  }
   __device__ float* HeldAt(int r, int g) const {
     return m_.held[((r - (S::kRows - S::kHeld)) * S::kGroups + g) * S::kWidth] + S::kWidth * threadIdx.x;
   }

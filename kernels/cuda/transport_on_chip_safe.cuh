@@ -1,4 +1,4 @@
-// Iterations by log-sum-exps of a problem on the chip: the first, and those that scalings cannot do.
+// Iterations by log-sum-exps of a problem on the chip: those that scalings cannot do.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SAFE_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SAFE_CUH_
 

@@ -3,7 +3,8 @@
 // T_ij = 2^(z_ij + row frame_i + column frame_j) lies in the registers of a block, or of a cluster of blocks (Hopper),
 // 64 to 256 entries a thread, and scalings are iterated: u_i = 1 / sum_j T_ij b_j v_j and v_j = 1 / sum_i T_ij a_i u_i,
 // two fused multiply-adds an entry and iteration instead of two exponentials. Frames: potentials as T was made.
-// When scalings drift away from 1 the iteration is done by log-sum-exps instead, and T made anew; so is the first.
+// When scalings drift away from 1 the iteration is done by log-sum-exps instead, and T made anew. In the first frames of
+// rows are such that the largest T of each is 1.
 // Every kOnChipChunk iterations T is made anew whatever happens, so that a solve may be cut there without changing its
 // bits.
 //
@@ -11,6 +12,8 @@
 // owns it, over the cluster's; their new weights go to all blocks, so that all know the same and decide alike.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SOLVE_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SOLVE_CUH_
+
+#include <algorithm>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
@@ -23,6 +26,8 @@ namespace cuda {
 
 constexpr float kTiny = 0x1p-80f, kHuge = 0x1p+80f;  // Sums outside may have lost entries that count.
 constexpr float kDrift = 0x1p+36f;                   // Scalings stay within [1 / kDrift, kDrift].
+constexpr int kProcessors = 132;                     // Of a Hopper device,
+constexpr size_t kProcessorBytes = 228 << 10;        // and the shared memory of each.
 
 // What needs logarithms in double is called, not inlined: the densities need the registers. `shift`: what is added to
 // the frame's part of the potential, in units of the cost.
@@ -48,53 +53,52 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using typename Base::S;
 
   __device__ void Run(int chunks) {
-    Load();
+    Load([this] { InitPoints(); });
     // Iterations of a fixed number are not judged; plain ones need no logarithms.
     const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]);
     const int more = job_.finish_soon ? 1 : chunks * kOnChipChunk;
     const int last = min(job_.solver.max_iterations, m_.state[0].iterations + more);
     int parity = 0;  // Of scalings and state.
-    bool safe = m_.state[0].iterations == 0;
+    bool fresh = m_.state[0].iterations == 0 && m_.state[0].relax == 1, safe = m_.state[0].iterations == 0 && !fresh;
     while (true) {
       MakeExponents();
       if (safe) SafeIteration(&parity);
-      MakeDensities(parity);
-      bool ends = Ends(parity, last);
-      safe = false;
-      if (!ends) {
-        const int begun = m_.state[parity].iterations;
-        const int until = min(last, (begun / kOnChipChunk + 1) * kOnChipChunk);
-        safe = plain ? IteratePlainly(&parity, until) : IterateJudged(&parity, until);
-        FreezePotentials(parity);
-        ends = !safe && Ends(parity, last);
-      }
-      if (!ends) continue;
-      Store(parity);
-      if (m_.state[parity].stopped) Measure(parity);
-      return;
+      MakeDensities(parity, fresh);
+      fresh = false;
+      const int until = min(last, (m_.state[parity].iterations / kOnChipChunk + 1) * kOnChipChunk);
+      safe = plain ? Iterate<true>(&parity, until) : Iterate<false>(&parity, until);
+      FreezePotentials(parity);
+      if (!safe && Ends(parity, last)) break;
+      BeginPoints();
     }
+    Store(parity);
+    if (m_.state[parity].stopped) Measure(parity);
   }
 
  private:
+  using Base::BeginPoints;
   using Base::Column;
+  using Base::CombineRow;
   using Base::first_row;
   using Base::FreezePotentials;
   using Base::heard_error_;
+  using Base::InitPoints;
   using Base::IsOwner;
   using Base::IsRow;
+  using Base::IsRowsFirstLane;
   using Base::job_;
   using Base::lane_;
   using Base::Load;
   using Base::m_;
   using Base::MakeDensities;
   using Base::MakeExponents;
-  using Base::member_;
+  using Base::member;
   using Base::Owned;
   using Base::OwnedColumn;
-  using Base::rank_;
   using Base::Read;
   using Base::ReadEntries;
   using Base::Row;
+  using Base::RowOf;
   using Base::SafeIteration;
   using Base::scale;
   using Base::size;
@@ -112,26 +116,6 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
 
   // ---- Iterations by scalings -------------------------------------------------------------------------------------
 
-  // The sum of row RowOf() of this warp over its lanes: halves of the rows change hands until one is left.
-  __device__ float SumRow(float (&s)[S::kRows]) const {
-    Halve<S::kRows / 2>(s);
-    for (int lane = 16 / S::kRows; lane > 0; lane /= 2) s[0] += __shfl_xor_sync(0xffffffffu, s[0], lane);
-    return s[0];
-  }
-  template <int kCount>
-  __device__ void Halve(float (&s)[S::kRows]) const {
-    constexpr int kLane = 32 * kCount / S::kRows;
-    const bool upper = (lane_ & kLane) != 0;
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const float send = upper ? s[k] : s[k + kCount], keep = upper ? s[k + kCount] : s[k];
-      s[k] = keep + __shfl_xor_sync(0xffffffffu, send, kLane);
-    }
-    if constexpr (kCount > 1) Halve<kCount / 2>(s);
-  }
-  __device__ int RowOf() const { return Row(lane_ / (32 / S::kRows)); }
-  __device__ bool IsRowsFirstLane() const { return lane_ % (32 / S::kRows) == 0; }
-
   __device__ float RowSum(int parity) const {
     float s[S::kRows];
 #pragma unroll
@@ -148,7 +132,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
         for (int k = 0; k < S::kWidth; ++k) s[r] = fmaf(e[k], weight[k], s[r]);
       }
     }
-    return SumRow(s);
+    return CombineRow(s, [](float a, float b) { return a + b; });
   }
   // Into parts; `parity`: of the rows' weights.
   __device__ void AddColumns(int parity) {
@@ -170,12 +154,6 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       Write(s, m_.parts[warp_] + Column(g));
     }
   }
-  // Whether columns' weights are numbers; all warps of the cluster find the same.
-  __device__ bool AreGood(int parity) const {
-    bool good = true;
-    for (int j = lane_; j < S::kMost; j += 32) good = good && !isnan(m_.weight[parity][j]);
-    return __all_sync(0xffffffffu, good);
-  }
 
   // The new scaling of a row or column whose sum is `sum`, and whether it may be kept. `shift`: what is added to the
   // frame's part of the potential.
@@ -183,7 +161,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   __device__ bool NewScaling(float frame, double shift, float old, float sum, double rho, double relax,
                              float* scaling) const {
     *scaling = FastReciprocal(sum);
-    if constexpr (kPlain) return sum > 1 / kDrift && sum < kDrift;
+    if (kPlain) return sum > 1 / kDrift && sum < kDrift;
     if (relax != 1 || !isinf(rho)) {
       *scaling = RelaxedScaling(frame, old, sum, shift, m_.scale, m_.epsilon, rho, relax);
     }
@@ -197,49 +175,54 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     return mass * fabs(static_cast<double>(scaling) * sum - target);
   }
 
-  // Iterates up to `until` iterations; true if the next must be done by log-sum-exps. Nothing is judged, and the state
-  // moves at the end.
-  __device__ bool IteratePlainly(int* parity, int until) {
+  // Iterates up to `until` iterations; true if the next must be done by log-sum-exps. Once the solve has stopped, sums
+  // of P at its end lie in the other parity's weights, of columns in the order of owned ones. Plain iterations are not
+  // judged, and their state moves at the end.
+  template <bool kPlain>
+  __device__ bool Iterate(int* parity, int until) {
     const int home = *parity, wanted = until - m_.state[home].iterations;
+    const bool stopped = m_.state[home].stopped;
+    if (wanted <= 0 && !stopped) return false;
     int done = 0;
-    bool good = true;
-    while (good && done < wanted) {
-      good = Iterate<true>(*parity);
-      if (good) ++done, *parity ^= 1;
-    }
-    if (!UndoIfBad(good, done, parity)) --done;
-    __syncthreads();
-    if (threadIdx.x == 0 && done > 0) {
-      EngineState next = m_.state[home];
-      next.iterations += done;
-      next.parity ^= done & 1;
-      StopAtLimit(job_, &next);
-      m_.state[*parity] = next;
-    }
-    __syncthreads();
-    return done < wanted;
-  }
-  __device__ bool IterateJudged(int* parity, int until) {
-    int done = 0;
-    while (!m_.state[*parity].stopped && m_.state[*parity].iterations < until) {
-      if (!Iterate<false>(*parity)) {
-        UndoIfBad(false, done, parity);
-        return true;
-      }
+    float sum, last_column = 0;  // Of the iteration before.
+    bool good;
+    while (true) {
+      sum = RowSum(*parity);
+      good = !__any_sync(0xffffffffu, isnan(sum));
+      if (!good || done >= wanted || (!kPlain && m_.state[*parity].stopped)) break;
+      last_column = column_sum_;
+      FinishIteration<kPlain>(*parity, sum);
       ++done;
       *parity ^= 1;
-      if (m_.discard) {
-        CopyScalings(*parity ^ 1, *parity);  // The state alone is new.
-        return false;
+      if (!kPlain && m_.discard) {  // The state alone is new.
+        CopyScalings(*parity ^ 1, *parity);
+        column_sum_ = last_column;
+        --done;
       }
     }
-    return !UndoIfBad(true, done, parity);
-  }
-  // Whether a sum was bad shows in the columns' weights, an iteration later: back to before it. True if none was.
-  __device__ bool UndoIfBad(bool good, int done, int* parity) const {
-    if (done == 0 || (good && AreGood(*parity))) return true;
-    *parity ^= 1;
+    // Whether a sum was bad shows in all rows' sums, an iteration later: back to before it.
+    if (!good && done > 0) --done, *parity ^= 1;
+    if (kPlain) Advance(home, *parity, done);
+    if (!stopped && (!good || !m_.state[*parity].stopped)) return !good;
+    if (IsRowsFirstLane()) m_.rows.weight[*parity ^ 1][RowOf()] = sum;
+    if (done == 0) {
+      AddColumns(*parity);
+      __syncthreads();
+      column_sum_ = Gather<false>();
+    }
+    if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum_;
     return false;
+  }
+  __device__ void Advance(int from, int to, int iterations) {
+    __syncthreads();
+    if (threadIdx.x == 0 && iterations > 0) {
+      EngineState next = m_.state[from];
+      next.iterations += iterations;
+      next.parity ^= iterations & 1;
+      StopAtLimit(job_, &next);
+      m_.state[to] = next;
+    }
+    __syncthreads();
   }
   __device__ void CopyScalings(int from, int to) {
     for (int k = threadIdx.x; k < S::kBlockRows; k += S::kBlockThreads) {
@@ -251,17 +234,15 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     __syncthreads();
   }
 
-  // One iteration into the other parity; false, with nothing done, if the one before must be done by log-sum-exps. What
-  // is bad spoils the weights of columns: rows of a block its parts of them, columns their own; and they, every row's
-  // sum of the next iteration.
+  // The rest of an iteration into the other parity, when rows' sums are known. What is bad spoils the weights of columns:
+  // rows of a block its parts of them, columns their own; and they, every row's sum of the next iteration.
   template <bool kPlain>
-  __device__ bool Iterate(int parity) {
+  __device__ void FinishIteration(int parity, float sum) {
     const double relax = kPlain ? 1 : m_.state[parity].relax;
     const bool judged = !kPlain && job_.solver.tolerance > 0;
     // 1. Rows: this warp's own.
     const int row = RowOf();
-    const float old = m_.rows.scaling[parity][row], sum = RowSum(parity);
-    if (__any_sync(0xffffffffu, isnan(sum))) return false;
+    const float old = m_.rows.scaling[parity][row];
     float u;
     const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
     const bool good = NewScaling<kPlain>(m_.rows.frame[row], row_shift, old, sum, m_.rho[0], relax, &u);
@@ -280,16 +261,15 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     __syncthreads();  // Parts and errors are there.
     double error = 0;
     for (int w = 0; w < S::kWarps && judged; ++w) error += m_.errors[w];
-    const float column = Gather<false>(judged, error);
+    column_sum_ = Gather<false>(judged, error);
     const int j = OwnedColumn();
     float v;
     const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
     const bool kept =
-        NewScaling<kPlain>(m_.frame[j], column_shift, m_.scaling[parity][Owned()], column, m_.rho[1], relax, &v);
+        NewScaling<kPlain>(m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum_, m_.rho[1], relax, &v);
     if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = j < size(1) ? v : 1;
     if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
     Spread(j < size(1) ? (kept ? m_.mass[j] * v : NAN) : 0.0f, m_.weight[parity ^ 1]);
-    return true;
   }
   // The state after this iteration, should it be kept.
   __device__ void Decide(int parity, double error) {
@@ -302,59 +282,68 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
 
   // ---- Ends -------------------------------------------------------------------------------------------------------
 
-  // What was written to memory is seen by the cluster's blocks.
-  __device__ static void PublishToCluster() {
-    __threadfence();
-    if (S::kCluster) SyncCluster();
-    __syncthreads();
-    __threadfence();
-  }
-
   __device__ void Store(int parity) {
     __syncthreads();
     const int at = m_.state[parity].parity;
     for (int k = threadIdx.x; k < S::kBlockRows && IsRow(k); k += S::kBlockThreads) {
-      member_.phi(0, at, 0)[first_row() + k] = m_.rows.phi[k];
+      member().phi(0, at, 0)[first_row() + k] = m_.rows.phi[k];
     }
-    if (rank_ == 0) {
-      for (int j = threadIdx.x; j < size(1); j += S::kBlockThreads) member_.phi(0, at, 1)[j] = m_.phi[j];
-      if (threadIdx.x == 0) *member_.state(0) = m_.state[parity];
-    }
-    PublishToCluster();
+    if (m_.rank != 0) return;
+    for (int j = threadIdx.x; j < size(1); j += S::kBlockThreads) member().phi(0, at, 1)[j] = m_.phi[j];
+    if (threadIdx.x == 0) *member().state(0) = m_.state[parity];
   }
 
-  // Sums of P at the final potentials, from the densities and scalings that make them.
+  // What the sums of P at the final potentials tell, which Iterate has left.
   __device__ void Measure(int parity) {
-    const float row = RowSum(parity);
-    AddColumns(parity);
-    __syncthreads();
-    const float column = Gather<false>();
-    // One thread a row: through shared memory.
-    if (IsRowsFirstLane()) m_.rows.weight[parity ^ 1][RowOf()] = row;
-    __syncthreads();
-    const RowBlock block = {member_.index, 0, rank_, 0, 1};
 #pragma unroll 1
     for (int side = 0; side < 2; ++side) {
-      const int k = threadIdx.x, i = side == 0 ? first_row() + k : OwnedColumn();
-      const bool mine = side == 0 ? k < S::kBlockRows : IsOwner();
+      // A warp has rows or columns where there are warps enough.
+      const bool apart = S::kBlockRows + m_.owned <= S::kBlockThreads;
+      const int k = static_cast<int>(threadIdx.x) - (side == 1 && apart ? S::kBlockRows : 0);
+      const int first = side == 0 ? first_row() : m_.rank * m_.owned, i = first + k;
       BlockStats stats = {0, 0, 0, 0, 0, 1};
-      if (mine && i < size(side)) {
-        const double sum = side == 0 ? m_.rows.weight[parity ^ 1][k] : column;
-        const double frame = side == 0 ? m_.rows.frame[k] : m_.frame[i];
-        const double reference = side == 0 ? -m_.reference : m_.reference;
-        MeasureRow(member_, block, side, i, log2(sum) - (frame / scale() + reference) * scale(), scale(), &stats);
+      if (k >= 0 && k < (side == 0 ? S::kBlockRows : m_.owned) && i < size(side)) {
+        const double phi = side == 0 ? m_.rows.phi[k] : m_.phi[i], frame = side == 0 ? m_.rows.frame[k] : m_.frame[i];
+        const int owned = S::kShared ? i : k;
+        const double sum = side == 0 ? m_.rows.weight[parity ^ 1][k] : m_.weight[parity ^ 1][owned];
+        const double sign = side == 0 ? 1 : -1;
+        const MeasuredPoint point = {phi, side == 0 ? m_.rows.shift[k] : m_.shift[owned], member().mass(side)[i],
+                                     member().log_mass(side)[i], sign * m_.phi[0]};
+        const double lse = log2(sum) - (frame - sign * m_.reference * scale());
+        member().ratio(0, side)[i] = MeasurePoint(point, m_.rho[side], lse, scale(), &stats);
       }
-      const int first = side == 0 ? first_row() : rank_ * this->owned_;
-      if (first < size(side)) StoreStats(stats, true, member_.stats(0, side) + rank_);
+      if (first < size(side)) StoreStats(stats, true, member().stats(0, side) + m_.rank);
     }
-    PublishToCluster();
-    if (rank_ != 0) return;
-#pragma unroll 1
-    for (int side = 0; side < 2; ++side) {
-      EndPass(member_, block, side, Pass::kMeasure, RowBlocks(job_, 0, side, Geometry::kOnChip));
-      __syncthreads();
-    }
+    // Seen by the cluster's blocks.
+    __threadfence();
+    if (S::kCluster) SyncCluster();
+    __syncthreads();
+    if (m_.rank == 0 && warp_ == 0) EndMeasuring();
   }
+  // As EndPass, of both sides: blocks' statistics of rows to 16 lanes, those of columns to the others.
+  __device__ void EndMeasuring() {
+    const int side = lane_ / 16, k = lane_ % 16;
+    double error = 0, finite = 1;
+    if (k < RowBlocks(job_, 0, side, Geometry::kOnChip)) {
+      const BlockStats* stats = member().stats(0, side) + k;
+      error = __ldcg(&stats->error);
+      finite = __ldcg(&stats->finite);
+    }
+    for (int lane = 8; lane > 0; lane /= 2) {
+      error += __shfl_xor_sync(0xffffffffu, error, lane);
+      finite = fmin(finite, __shfl_xor_sync(0xffffffffu, finite, lane));
+    }
+    const double other = __shfl_down_sync(0xffffffffu, error, 16);
+    finite = fmin(finite, __shfl_down_sync(0xffffffffu, finite, 16));
+    if (lane_ != 0) return;
+    EngineState* state = member().state(0);
+    state->error[0] = error;
+    state->error[1] = other;
+    state->finite = finite > 0;
+    state->converged = fmax(error, other) <= job_.solver.tolerance;
+  }
+
+  float column_sum_ = 0;  // Of column Owned().
 };
 
 template <Source kSource, int kTiles>
@@ -367,13 +356,12 @@ __global__ void __launch_bounds__(Shape<kTiles>::kBlockThreads, Shape<kTiles>::k
     const BlockWork work = FindWork(table, blockIdx.x);
     const Job& job = CopyJob(table.jobs[work.job]);
     AwaitKernelBefore();
-    const int ranks = Shape<kTiles>::kCluster ? OnChipShapeOf(job).ranks : 1;
-    const int64_t index = work.block / ranks;
+    const int64_t index = Shape<kTiles>::kCluster ? work.block >> (__ffs(ClusterRanks()) - 1) : work.block;
     const EngineState* state = Member{job, index}.state(0);
     if (state->mode != kFloat || state->stopped) return;
     using Kernel = OnChip<kSource, kTiles>;
-    Kernel(job, index, static_cast<int>(work.block % ranks),
-           reinterpret_cast<typename Kernel::Memory*>(DynamicShared()))
+    const unsigned base = SharedAddress(DynamicShared()), alignment = alignof(typename Kernel::Memory);
+    Kernel(job, index, reinterpret_cast<typename Kernel::Memory*>(DynamicShared() + (0 - base) % alignment))
         .Run(chunks);
 #if __CUDA_ARCH__ < 900
   }
@@ -385,7 +373,11 @@ void LaunchTiles(const LaunchTable& table, int64_t blocks, int ranks, int chunks
   using S = Shape<kTiles>;
   static_assert((S::kRows - S::kHeld) * S::kColumns <= 192 && S::kMost == S::kOwn * S::kBlockThreads, "registers");
   const auto kernel = OnChipKernel<kSource, kTiles>;
-  const size_t smem_bytes = sizeof(OnChipMemory<kSource, S>);
+  // Blocks that begin while the kernel before ends would crowd on the processors that it has left: they take so much
+  // that no processor has room for more than its share.
+  const int64_t share = CeilDiv(blocks, kProcessors);
+  const size_t crowded = share < S::kBlocksPerSm ? kProcessorBytes / (share + 1) : 0;
+  const size_t smem_bytes = std::max(OnChipBytes<kSource, S>(), ranks == 1 && HasHopperKernels() ? crowded : 0);
   if (ranks == 1) return LaunchNext(kernel, blocks, S::kBlockThreads, smem_bytes, stream, table, chunks);
   if (blocks == 0) return;
   AllowRanks(kernel, ranks);

@@ -76,23 +76,34 @@ __device__ inline void IterateRow(const Member& member, const RowBlock& b, int s
   if (mass > 0) stats->error = mass * fabs(exp2(fma(old, scale, lse)) - TargetRatio(old + shift, rho));
 }
 
-__device__ inline void MeasureRow(const Member& member, const RowBlock& b, int side, int i, double lse, double scale,
-                                  BlockStats* stats) {
-  const EngineState& state = *member.state(b.engine);
-  const int measure = MeasureOf(b.engine, side);
-  const double phi = member.phi(b.engine, state.parity, side)[i], rho = RhoOf(member.job, b.engine, side);
-  const double f = phi + member.Shift(b.engine, side, i), mass = member.mass(measure)[i];
-  const double ratio = exp2(fmin(fma(phi, scale, lse), 1000.0));  // Saturates: annealing may have been cut short.
-  member.ratio(b.engine, side)[i] = ratio;
+// A point at the final potentials.
+struct MeasuredPoint {
+  double phi, shift, mass, log_mass;
+  double reference;  // The first phi of the columns, with the sign that makes phi a difference from it.
+};
+// What `lse`, its row's, says of it; then its ratio.
+__device__ inline double MeasurePoint(const MeasuredPoint& point, double rho, double lse, double scale,
+                                      BlockStats* stats) {
+  const double f = point.phi + point.shift, mass = point.mass;
+  const double ratio = exp2(fmin(fma(point.phi, scale, lse), 1000.0));  // Saturates: annealing may have been cut short.
   stats->finite = isfinite(f) ? 1 : 0;
-  if (!(mass > 0)) return;
+  if (!(mass > 0)) return ratio;
   stats->error = mass * fabs(ratio - TargetRatio(f, rho));
   stats->dual = mass * (isinf(rho) ? f : -rho * expm1(-f / rho));
   stats->plan_mass = mass * ratio;
-  const double reference = member.phi(b.engine, state.parity, 1)[0];
-  stats->largest = fabs((side == 0 ? phi + reference : phi - reference) * scale) + fabs(member.log_mass(measure)[i]);
+  stats->largest = fabs((point.phi + point.reference) * scale) + fabs(point.log_mass);
   stats->terms = fabs(mass * f);
   if (!isfinite(stats->dual)) stats->finite = 0;
+  return ratio;
+}
+__device__ inline void MeasureRow(const Member& member, const RowBlock& b, int side, int i, double lse, double scale,
+                                  BlockStats* stats) {
+  const int measure = MeasureOf(b.engine, side), parity = member.state(b.engine)->parity;
+  const double reference = member.phi(b.engine, parity, 1)[0];
+  const MeasuredPoint point = {member.phi(b.engine, parity, side)[i], member.Shift(b.engine, side, i),
+                               member.mass(measure)[i], member.log_mass(measure)[i],
+                               side == 0 ? reference : -reference};
+  member.ratio(b.engine, side)[i] = MeasurePoint(point, RhoOf(member.job, b.engine, side), lse, scale, stats);
 }
 
 // Steps 0 and 1 shrink rows, then columns, that are above their marginal; steps 1 and 2 tell what is missing.

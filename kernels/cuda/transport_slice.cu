@@ -32,7 +32,7 @@ class Slice : private SliceLaunches {
     finishing.insert(finishing.end(), hopeful.begin(), hopeful.end());
     std::sort(finishing.begin(), finishing.end());
     Finish(finishing);
-    Report(preparing, finishing);
+    End(preparing, finishing);
     return Enqueue();
   }
 
@@ -228,10 +228,6 @@ class Slice : private SliceLaunches {
     OtherGradients(set);
     Sparse(Among(set, [](const TransportResident& r) { return r.job().out.sparse_plan.max_entries > 0; }));
     Bound(Among(set, [](const TransportResident& r) { return r.job().wants_bound; }));
-    const Table store = TableOf(set, [](const Job& job) { return job.count * StoreBlocks(job); });
-    Later(store, [=](const LaunchTable& t, int64_t blocks) { LaunchStore(t, blocks, stream()); });
-    const Table scalars = TableOf(set, [](const Job& job) { return job.count; });
-    Later(scalars, [=](const LaunchTable& t, int64_t blocks) { LaunchScalars(t, blocks, stream()); });
   }
 
   // One launch for every kind that there is.
@@ -322,12 +318,17 @@ class Slice : private SliceLaunches {
     }
   }
 
-  void Report(const Set& preparing, const Set& finishing) {
+  // Stores what is through, and reports on all.
+  void End(const Set& preparing, const Set& finishing) {
     void* address = nullptr;
     auto* reports = static_cast<JobReport*>(context()->HostVisible(residents().size() * sizeof(JobReport), &address));
     auto* device_reports = static_cast<JobReport*>(address);
-    const Table table = TableOf(Select([](const TransportResident&) { return true; }), [](const Job&) { return 1; });
-    Later(table, [=](const LaunchTable& t, int64_t) { LaunchReport(t, device_reports, stream()); });
+    const Table vectors = TableOf(finishing, [](const Job& job) { return job.count * StoreBlocks(job); });
+    const Table scalars = TableOf(finishing, [](const Job& job) { return job.count; });
+    const Table all = TableOf(Select([](const TransportResident&) { return true; }), [](const Job&) { return 1; });
+    Later(all, [=](const LaunchTable& t, int64_t) {
+      LaunchEnd({At(vectors), At(scalars), t, vectors.blocks, scalars.blocks, device_reports}, stream());
+    });
     for (size_t k = 0; k < residents().size(); ++k) {
       const int number = static_cast<int>(k);
       residents()[k]->ExpectReport(&reports[k], std::binary_search(preparing.begin(), preparing.end(), number),

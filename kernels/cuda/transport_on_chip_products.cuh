@@ -1,0 +1,318 @@
+// Products of points of a problem on the chip, on the matrix units.
+//
+// A chunk of columns at a time is multiplied by all rows of a block, and what comes out is exchanged through shared
+// memory: a warp's stage takes 8 of its rows. Hopper's warpgroups multiply what bulk copies bring, a plane of a chunk's
+// halves at a time, the next two of them on their way meanwhile; elsewhere, and in blocks too small for a warpgroup,
+// warps multiply 8 of their rows.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_PRODUCTS_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_PRODUCTS_CUH_
+
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/transport_hopper.cuh"
+#include "kernels/cuda/transport_on_chip.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+template <Source kSource, int kTiles>
+class OnChipProducts : public OnChipBlock<kSource, kTiles> {
+ public:
+  using Base = OnChipBlock<kSource, kTiles>;
+  using Base::Base;
+  using typename Base::Memory;
+  using typename Base::S;
+
+ protected:
+  using Base::first_row;
+  using Base::job_;
+  using Base::lane_;
+  using Base::m_;
+  using Base::member;
+  using Base::Read;
+  using Base::ReadEntries;
+  using Base::Row;
+  using Base::scale;
+  using Base::size;
+  using Base::warp_;
+  using Base::WriteEntries;
+
+  // Lets the first points come. Once; then before each MultiplyPoints but the first.
+  __device__ void InitPoints() {
+#if SINKHORN_HOPPER
+    if constexpr (kByGroups) {
+      if (threadIdx.x != 0) return;
+      InitBarrier(&m_.copied[0], 1), InitBarrier(&m_.copied[1], 1), InitBarrier(&m_.rows_copied, 1);
+      FenceBarriers();
+      CopyRows(0);
+    }
+#endif
+    BeginPoints();
+  }
+  __device__ void BeginPoints() {
+#if SINKHORN_HOPPER
+    if constexpr (kByGroups) {
+      if (threadIdx.x != 0) return;
+      if (Depths() > 1 && steps_ > 0) CopyRows(0);
+      const int planes = Planes();
+      CopyPlane(steps_, 0, 0, planes - 1);
+      CopyAhead(steps_ + 1, 0, 0, 0, 2 - planes);
+    }
+#endif
+  }
+
+  // Entries become exponents.
+  __device__ void MultiplyPoints() {
+#if SINKHORN_HOPPER
+    if constexpr (kByGroups) {
+      MultiplyByGroups();
+      return;
+    }
+#endif
+    if constexpr (!kByGroups || !SINKHORN_HOPPER) MultiplyByWarps();
+  }
+
+ private:
+  static constexpr bool kByGroups = kSource == Source::kProducts && S::kWarpgroups > 0;
+
+  // ---- From stages ------------------------------------------------------------------------------------------------
+
+  // Of this warp's rows r0 .. r0 + 7. To registers, which are known by constants.
+  __device__ void AddStageTo(int r0, int g, bool first, float factor) {
+#pragma unroll
+    for (int group = 0; group < S::kGroups; ++group) {
+#pragma unroll
+      for (int row = 0; row < S::kRows; row += 8) {
+        if (group == g && row == r0) AddStage(row, group, first, factor);
+      }
+    }
+  }
+  __device__ void AddStage(int r0, int g, bool first, float factor) {
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      float e[S::kWidth], old[S::kWidth];
+      Read(m_.stage[warp_] + r * Memory::kStageRow + lane_ * S::kWidth, e);
+      if (!first) ReadEntries(r0 + r, g, old);
+#pragma unroll
+      for (int k = 0; k < S::kWidth; ++k) e[k] = first ? e[k] * factor : fmaf(e[k], factor, old[k]);
+      WriteEntries(e, r0 + r, g);
+    }
+  }
+  __device__ int RowBytes() const { return m_.row_bytes; }
+  __device__ int Depths() const { return m_.depths; }
+  __device__ int Planes() const { return m_.planes; }
+  // A plane of a tile; of what fits on a chip they are less than 2^31 bytes.
+  __device__ const char* Halves(int side, int tile, int depth, int plane) const {
+    return m_.halves[side] + ((tile * Depths() + depth) * Planes() + plane) * (kCloudTile * RowBytes());
+  }
+  // The tile that has the columns of chunk g.
+  __device__ int TileOf(int g) const { return min(g * S::kChunk, size(1) - 1) / kCloudTile; }
+  // Products that a depth takes.
+  __device__ int StepsOf(int depth) const {
+    return min(kDepth / 16, static_cast<int>(CeilDiv(job_.dim - depth * kDepth, 16)));
+  }
+
+  // ---- By warpgroups ----------------------------------------------------------------------------------------------
+#if SINKHORN_HOPPER
+
+  static constexpr int kGroupColumns = S::kPaired ? S::kChunk / 2 : S::kChunk;
+  using Sums = float[kGroupColumns / 8][4];
+
+  // A step is a plane of a depth of a chunk's columns, the smaller half first.
+  // `step`: of all so far, which finds the buffer.
+  __device__ void CopyPlane(int step, int g, int depth, int plane) {
+    const unsigned bytes = S::kChunk * RowBytes();
+    uint64_t* copied = &m_.copied[step & 1];
+    ArriveExpecting(copied, bytes);
+    CopyBulk(SharedAddress(m_.points[step & 1]), Halves(1, TileOf(g), depth, plane), bytes, copied);
+  }
+  // The one that is `ahead` depths further; none after the last chunk's.
+  __device__ void CopyAhead(int step, int g, int depth, int plane, int ahead) {
+    const int depths = Depths();
+    for (int k = 0; k < ahead; ++k) {
+      if (++depth == depths) depth = 0, ++g;
+    }
+    if (g < S::kGroups) CopyPlane(step, g, depth, plane);
+  }
+  __device__ void CopyRows(int depth) {
+    const unsigned bytes = S::kBlockRows * RowBytes();
+    const int tile = min(first_row() / kCloudTile, (size(0) - 1) / kCloudTile);
+    ArriveExpecting(&m_.rows_copied, Planes() * bytes);
+    for (int plane = 0; plane < Planes(); ++plane) {
+      CopyBulk(SharedAddress(m_.row_points) + plane * bytes,
+               Halves(0, tile, depth, plane) + first_row() % kCloudTile * RowBytes(), bytes, &m_.rows_copied);
+    }
+  }
+  __device__ void MultiplyByGroups() {
+    const int depths = Depths(), planes = Planes();
+    // The first depth's smaller products are added while the sums are small (the first two always are).
+    const int early = (planes == 2 ? 2 : 0) * (StepsOf(0) - 1);
+    const float factor = ProductFactor(job_, scale(), m_.state[0].point_scale, early);
+    // Code that runs once takes longer to arrive than to run: there is one copy of it for all columns.
+#pragma unroll 1
+    for (int g = 0; g < S::kGroups; ++g) {
+      Sums sums[S::kPasses] = {};
+#pragma unroll 1
+      for (int depth = 0; depth < depths; ++depth) {
+        // Rows come once where they have one depth.
+        if (depths > 1 || steps_ == 0) WaitForPhase(&m_.rows_copied, steps_ / planes & 1);
+#pragma unroll 1
+        for (int plane = planes - 1; plane >= 0; --plane, ++steps_) {
+          const int buffer = steps_ & 1;
+          WaitForPhase(&m_.copied[buffer], steps_ >> 1 & 1);
+          MultiplyPlane(plane, buffer, StepsOf(depth), sums);
+          __syncthreads();  // All have multiplied.
+          if (threadIdx.x != 0) continue;
+          CopyAhead(steps_ + 2, g, depth, plane, 3 - planes);
+          if (plane == 0 && depths > 1 && (depth + 1 < depths || g + 1 < S::kGroups)) CopyRows((depth + 1) % depths);
+        }
+      }
+#pragma unroll
+      for (int pass = 0; pass < S::kPasses; ++pass) {
+        if constexpr (S::kPaired) {
+          ExchangePaired(sums[pass], g, factor);
+        } else {
+          ExchangeOwn(sums[pass], pass, g, factor);
+        }
+      }
+    }
+    __syncthreads();  // The stages are parts again.
+  }
+  // Products with a plane of a chunk's columns, `steps` of 16 coordinates: of the rows' smaller halves with the larger
+  // ones only.
+  __device__ void MultiplyPlane(int plane, int buffer, int steps, Sums (&sums)[S::kPasses]) {
+    const int row_bytes = RowBytes(), planes = Planes();
+    const int group = __shfl_sync(0xffffffffu, warp_ / 4, 0);
+    const int first_column = S::kPaired ? group * kGroupColumns : 0, first_row = S::kPaired ? 0 : 64 * group;
+    const uint64_t columns = MatrixAt(SharedAddress(m_.points[buffer]) + first_column * row_bytes, row_bytes);
+    const uint64_t rows = MatrixAt(SharedAddress(m_.row_points) + first_row * row_bytes, row_bytes);
+#pragma unroll 1
+    for (int other = plane == 0 ? planes - 1 : 0; other >= 0; --other) {
+      const uint64_t own = rows + other * S::kBlockRows * row_bytes / 16;
+#pragma unroll 1
+      for (int k = 0; k < steps; ++k) {
+        BeginProducts();
+#pragma unroll
+        for (int pass = 0; pass < S::kPasses; ++pass) {
+          // 16 rows a warp, in units of 16 bytes.
+          MultiplyGroup(own + pass * S::kWarps * row_bytes + 2 * k, columns + 2 * k, true, sums[pass]);
+        }
+        CommitProducts();
+      }
+    }
+    WaitForProducts<0>();
+  }
+  // To the warps that have the rows: this one and the one of the other warpgroup that made the same rows' products.
+  __device__ void ExchangePaired(const Sums& sums, int g, float factor) {
+    const int first = warp_ / 4 * kGroupColumns;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) StoreSums(sums, half, m_.stage[warp_ % 4 + 4 * half] + first);
+    WaitAt(1 + warp_ % 4, 64);
+    AddStageTo(0, g, true, factor);  // The stage is free after the next chunk's products.
+  }
+  __device__ void ExchangeOwn(const Sums& sums, int pass, int g, float factor) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      StoreSums(sums, half, m_.stage[warp_]);
+      __syncwarp();
+      AddStageTo(16 * pass + 8 * half, g, true, factor);
+      __syncwarp();  // The stage is free.
+    }
+  }
+  // Eight of the warp's 16 rows.
+  __device__ void StoreSums(const Sums& sums, int half, float* stage) const {
+#pragma unroll
+    for (int j = 0; j < kGroupColumns / 8; ++j) {
+      *reinterpret_cast<float2*>(stage + lane_ / 4 * Memory::kStageRow + 8 * j + lane_ % 4 * 2) =
+          make_float2(sums[j][2 * half], sums[j][2 * half + 1]);
+    }
+  }
+
+#endif
+  // ---- By warps ---------------------------------------------------------------------------------------------------
+
+  // 16 columns by 8 rows at a time. `points`: a chunk of columns over kDepth coordinates.
+  __device__ void MultiplyByWarps() {
+    const float factor = ProductFactor(job_, scale(), m_.state[0].point_scale);
+#pragma unroll 1
+    for (int g = 0; g < S::kGroups; ++g) {
+      for (int depth = 0; depth < Depths(); ++depth) {
+        __syncthreads();  // The points before have been multiplied.
+        CopyPoints(TileOf(g), depth);
+        __syncthreads();
+#pragma unroll 1
+        for (int r0 = 0; r0 < S::kRows; r0 += 8) {
+          MultiplyRows(r0, depth);
+          __syncwarp();
+          AddStageTo(r0, g, depth == 0, factor);
+          __syncwarp();  // The stage is free.
+        }
+      }
+    }
+    __syncthreads();  // The stages are parts again.
+  }
+  __device__ void CopyPoints(int tile, int depth) {
+    const int bytes = S::kChunk * RowBytes(), planes = Planes();
+    for (int plane = 0; plane < planes; ++plane) {
+      const char* from = Halves(1, tile, depth, plane);
+      for (int at = 16 * threadIdx.x; at < bytes; at += 16 * S::kBlockThreads) {
+        CopyAsync16(m_.points[plane] + at, from + at);
+      }
+    }
+    CommitCopies();
+    WaitForCopies<0>();
+  }
+  // Rows r0 .. r0 + 7 of this warp times the chunk's points, into the warp's stage.
+  __device__ void MultiplyRows(int r0, int depth) {
+    const int i = min(first_row() + Row(r0) + lane_ / 4, size(0) - 1), steps = StepsOf(depth);
+    const int row_bytes = RowBytes(), planes = Planes();
+    const char* own = Halves(0, i / kCloudTile, depth, 0);
+    float acc[S::kChunk / 16][4];
+#pragma unroll
+    for (int t = 0; t < S::kChunk / 16; ++t) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0;
+    uint32_t b[kDepth / 16][2][2];  // Of the rows: all that is far away is read at once.
+#pragma unroll
+    for (int k = 0; k < kDepth / 16; ++k)
+      ReadRowHalves(own, i % kCloudTile, min(k, steps - 1), row_bytes, planes, b[k]);
+#pragma unroll
+    for (int k = 0; k < kDepth / 16; ++k) {
+      if (k == steps) break;
+#pragma unroll
+      for (int t = 0; t < S::kChunk / 16; ++t) {
+        const int place = SwizzledAt(16 * t + lane_ % 16, 2 * k + lane_ / 16, row_bytes);
+        uint32_t high[4], low[4];
+        LoadMatrices(m_.points[0] + place, high);
+        if (planes == 2) {
+          LoadMatrices(m_.points[1] + place, low);
+          MultiplyHalves(low, b[k][0][0], b[k][0][1], acc[t]);
+          MultiplyHalves(high, b[k][1][0], b[k][1][1], acc[t]);
+        }
+        MultiplyHalves(high, b[k][0][0], b[k][0][1], acc[t]);
+      }
+    }
+    float* stage = m_.stage[warp_];
+#pragma unroll
+    for (int t = 0; t < S::kChunk / 16; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        stage[(lane_ % 4 * 2 + e % 2) * Memory::kStageRow + 16 * t + lane_ / 4 + e / 2 * 8] = acc[t][e];
+      }
+    }
+  }
+  // 16 coordinates of a row, as a product's fragment.
+  __device__ void ReadRowHalves(const char* tile, int row, int k, int row_bytes, int planes,
+                                uint32_t (&to)[2][2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const char* at = tile + SwizzledAt(row, 2 * k + half, row_bytes) + lane_ % 4 * 4;
+      to[0][half] = __ldg(reinterpret_cast<const uint32_t*>(at));
+      to[1][half] = planes == 2 ? __ldg(reinterpret_cast<const uint32_t*>(at + kCloudTile * row_bytes)) : 0;
+    }
+  }
+
+  unsigned steps_ = 0;  // Done so far.
+};
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_PRODUCTS_CUH_
