@@ -87,7 +87,7 @@ TEST(CpuBackendTest, SameBitsOnAnyNumberOfThreadsInAnySlices) {
 TEST(CpuBackendTest, FinishingSoonIsStoppingAtTheIterationReached) {
   const auto backend = MakeCpuBackend({/*threads=*/2});
   ASSERT_TRUE(backend->can_finish_soon());
-  for (const auto& [n, m] : {std::pair<int, int>{60, 50}, {700, 600}}) {
+  for (const auto& [n, m] : {std::pair<int, int>{60, 50}, {700, 150}}) {
     Clouds cut(1, n, m, 3, 7);
     cut.problem.solver.tolerance = 0;
     cut.problem.solver.max_iterations = 100000000;
