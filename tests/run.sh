@@ -24,11 +24,12 @@ say() { printf '\n== %s\n' "$*"; }
 broke() { echo "$1" >>"$results/broken"; }
 
 # cpp_tests NAME FLAGS... -- TARGETS...: runs the C++ tests and leaves Bazel's account of them in $results/NAME.bep.
+base=()  # Of Bazel, where it works apart.
 cpp_tests() {
   local name=$1 status=0
   shift
   say "C++ tests: $name"
-  bazel test --keep_going --noshow_progress --color=no --build_event_json_file="$results/$name.bep" "$@" || status=$?
+  bazel "${base[@]}" test --keep_going --noshow_progress --color=no --build_event_json_file="$results/$name.bep" "$@" || status=$?
   # 3: some test failed, which the account says. 4: no test carries the tag.
   case $status in 0 | 3 | 4) ;; *) broke "the $name build (bazel exit code $status)" ;; esac
 }
@@ -48,14 +49,34 @@ python_tests() {
   case $status in 0 | 1 | 5) ;; *) broke "pytest (exit code $status)" ;; esac  # 5: no test found.
 }
 
+# sanitized NAME COMMAND...: COMMAND, with what chooses the sanitizer NAME's tests.
+sanitized() {
+  local name=$1
+  shift
+  "$@" --config="$name" --test_tag_filters="$name" --build_tests_only -- "${targets[@]}"
+}
+# Apart, and after all else, so that this may go on beside tests that mostly wait. What breaks shows when they are run.
+build_sanitized() {
+  local name
+  for name in sanitize tsan; do
+    sanitized $name nice -n 19 bazel "${base[@]}" build --keep_going --noshow_progress --color=no || true
+  done
+}
+
 if ! ./deploy/install.sh; then
   broke "deploy/install.sh"
 else
   cpp_tests plain -- "${plain[@]}"
-  python_tests
-  if ! $quick; then
-    cpp_tests sanitize --config=sanitize --test_tag_filters=sanitize --build_tests_only -- "${targets[@]}"
-    cpp_tests tsan --config=tsan --test_tag_filters=tsan --build_tests_only -- "${targets[@]}"
+  if $quick; then
+    python_tests
+  else
+    base=("--output_base=$(bazel info output_base)-sanitized")
+    build_sanitized >"$results/sanitized.log" 2>&1 &
+    building=$!
+    python_tests
+    wait $building
+    sanitized sanitize cpp_tests sanitize
+    sanitized tsan cpp_tests tsan
   fi
 fi
 
