@@ -143,6 +143,7 @@ __device__ void StorePoint(const Member& member, int side, int i) {
 
 __device__ void StoreVectors(const LaunchTable& table, int64_t index) {
   const BlockWork work = FindWork(table, index);
+  AwaitKernelBefore();
   const Job& job = table.jobs[work.job];
   const int of_side = static_cast<int>(CeilDiv(job.size[0], kThreads));
   const int blocks = of_side + static_cast<int>(CeilDiv(job.size[1], kThreads));
@@ -228,7 +229,8 @@ __device__ Convergence WorstOf(const Member& member) {
 __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
   __shared__ double scratch[kMostWarps];
   const BlockWork work = FindWork(table, index);
-  const Job& job = table.jobs[work.job];
+  const Job& job = CopyJob(table.jobs[work.job]);
+  AwaitKernelBefore();
   const Member member{job, work.block};
   if (!IsSolved(member)) return;
   const Outputs& out = job.out;
@@ -273,6 +275,7 @@ __device__ void AddReport(const JobReport& p, JobReport* r) {
 // The worst over all members: neighbours are put together, then neighbours of those.
 __device__ void StoreReport(const Job& job, JobReport* report) {
   __shared__ JobReport parts[kThreads];
+  AwaitKernelBefore();
   const JobReport none = {0, 0, 0, 1, -1, INT32_MAX, {0, 0}, -1, 0};
   JobReport r = none;
   const int64_t each = CeilDiv(job.count, kThreads);
@@ -307,7 +310,6 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
 
 // Vectors, scalars and reports need nothing of each other.
 __global__ void __launch_bounds__(kThreads) EndKernel(EndTables end) {
-  AwaitKernelBefore();
   const int64_t scalars = blockIdx.x - end.vector_blocks, reports = scalars - end.scalar_blocks;
   if (scalars < 0) return StoreVectors(end.vectors, blockIdx.x);
   if (reports < 0) return StoreScalars(end.scalars, scalars);

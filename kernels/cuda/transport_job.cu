@@ -35,6 +35,17 @@ bool MayHaveHalves(const Job& job) {
   return SourceOf(job) == Source::kProducts || job.dim >= kRootDimLeast;
 }
 
+// Whether what is made of the plan needs points as they are.
+bool ReadsPoints(const Job& job) {
+  const Outputs& out = job.out;
+  for (const OutputView* view : {&out.plan, &out.gradient_x, &out.gradient_y, &out.gradient_cost, &out.plan_v,
+                                 &out.plan_transpose_u, &out.projection_x, &out.projection_y}) {
+    if (view->data != nullptr) return true;
+  }
+  return out.value_linear != nullptr || out.primal_bound != nullptr || out.sparse_plan.max_entries > 0 ||
+         job.in.hessian.count > 0;
+}
+
 Layout LayoutOf(const Job& job) {
   Layout at = {};
   Partition part;
@@ -147,6 +158,9 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
     }
   }
   job.halves = MayHaveHalves(job) && (SourceOf(job) == Source::kProducts || OnChipTiles(job) == 0);
+  // Small problems: to restore points takes one block.
+  job.lean = job.halves && IsSquared(job) && job.engines == 1 && OnChipTiles(job) > 0 && job.dim <= kDepth &&
+             !ReadsPoints(job);
   job.streamed = job.hopper && OnChipTiles(job) == 0 && MayStream(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.

@@ -3,8 +3,8 @@
 //
 // A block has `rows` rows and all columns; a warp has rows of its own (those that a warpgroup's products give it, where
 // there is one), a lane kWidth columns side by side of each 32 kWidth. Each block looks after the potentials of `owned`
-// columns: it alone has the cluster's sum of them. Of two blocks each looks after all columns: they exchange their sums,
-// and what follows from them need not travel.
+// columns: it alone has the cluster's sum of them. Of two blocks each looks after all columns: they exchange sums, and
+// what follows from them need not travel.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 
@@ -49,9 +49,9 @@ struct SideMemory {
 template <Source kSource, typename S>
 struct OnChipMemory {
   static constexpr bool kDense = kSource == Source::kCosts;
-  static constexpr int kStageRow = S::kChunk + 8;                     // Rows of a stage begin in banks of their own.
-  static constexpr int kStage = kDense ? 1 : 8 * kStageRow;           // Floats: 8 rows of a chunk.
-  static constexpr int kPlane = kDense ? 8 : S::kChunk * 2 * kDepth;  // Bytes: a half of a chunk's points.
+  static constexpr int kStageRow = S::kChunk + (S::kWarpgroups > 0 ? 8 : 4);  // Rows begin in banks of their own.
+  static constexpr int kStage = kDense ? 1 : 8 * kStageRow;                   // Floats: 8 rows of a chunk.
+  static constexpr int kPlane = kDense ? 8 : S::kChunk * 2 * kDepth;          // Bytes: a half of a chunk's points.
   static constexpr int kRowPlane = kSource == Source::kProducts && S::kWarpgroups > 0 ? S::kBlockRows * 2 * kDepth : 8;
   static constexpr int kAlignment = kRowPlane > 8 ? kPlaneAlignment : 16;
   // Halves of points: of a chunk, a plane or two at a time, and of the rows.

@@ -236,12 +236,19 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 #pragma unroll 1
     for (int g = 0; g < S::kGroups; ++g) {
       for (int depth = 0; depth < Depths(); ++depth) {
+        // Rows are far away: their first eight come beside the columns, the others each eight ahead.
+        Fragments next;
+        ReadRows(0, depth, next);
         __syncthreads();  // The points before have been multiplied.
         CopyPoints(TileOf(g), depth);
         __syncthreads();
 #pragma unroll 1
         for (int r0 = 0; r0 < S::kRows; r0 += 8) {
-          MultiplyRows(r0, depth);
+          Fragments rows;
+#pragma unroll
+          for (int e = 0; e < kDepth / 4; ++e) rows[e / 4][e % 4] = next[e / 4][e % 4];
+          if (r0 + 8 < S::kRows) ReadRows(r0 + 8, depth, next);
+          MultiplyRows(rows, StepsOf(depth));
           __syncwarp();
           AddStageTo(r0, g, depth == 0, factor);
           __syncwarp();  // The stage is free.
@@ -261,18 +268,26 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
     CommitCopies();
     WaitForCopies<0>();
   }
-  // Rows r0 .. r0 + 7 of this warp times the chunk's points, into the warp's stage.
-  __device__ void MultiplyRows(int r0, int depth) {
-    const int i = min(first_row() + Row(r0) + lane_ / 4, size(0) - 1), steps = StepsOf(depth);
+  // Eight rows over kDepth coordinates, as products' fragments: of 16 coordinates two of larger, two of smaller halves.
+  using Fragments = uint32_t[kDepth / 16][4];
+  // Rows r0 .. r0 + 7 of this warp.
+  __device__ void ReadRows(int r0, int depth, Fragments& to) const {
+    const int i = min(first_row() + Row(r0) + lane_ / 4, size(0) - 1), row_bytes = RowBytes(), planes = Planes();
+    const char* own = Halves(0, i / kCloudTile, depth, 0) + lane_ % 4 * 4;
+    const int last = StepsOf(depth) - 1;
+#pragma unroll
+    for (int e = 0; e < kDepth / 8; ++e) {
+      const char* at = own + SwizzledAt(i % kCloudTile, 2 * min(e / 2, last) + e % 2, row_bytes);
+      to[e / 2][e % 2] = __ldg(reinterpret_cast<const uint32_t*>(at));
+      to[e / 2][2 + e % 2] = planes == 2 ? __ldg(reinterpret_cast<const uint32_t*>(at + kCloudTile * row_bytes)) : 0;
+    }
+  }
+  // Rows times the chunk's points, into the warp's stage.
+  __device__ void MultiplyRows(const Fragments& rows, int steps) {
     const int row_bytes = RowBytes(), planes = Planes();
-    const char* own = Halves(0, i / kCloudTile, depth, 0);
     float acc[S::kChunk / 16][4];
 #pragma unroll
     for (int t = 0; t < S::kChunk / 16; ++t) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0;
-    uint32_t b[kDepth / 16][2][2];  // Of the rows: all that is far away is read at once.
-#pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k)
-      ReadRowHalves(own, i % kCloudTile, min(k, steps - 1), row_bytes, planes, b[k]);
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
       if (k == steps) break;
@@ -283,10 +298,10 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
         LoadMatrices(m_.points[0] + place, high);
         if (planes == 2) {
           LoadMatrices(m_.points[1] + place, low);
-          MultiplyHalves(low, b[k][0][0], b[k][0][1], acc[t]);
-          MultiplyHalves(high, b[k][1][0], b[k][1][1], acc[t]);
+          MultiplyHalves(low, rows[k][0], rows[k][1], acc[t]);
+          MultiplyHalves(high, rows[k][2], rows[k][3], acc[t]);
         }
-        MultiplyHalves(high, b[k][0][0], b[k][0][1], acc[t]);
+        MultiplyHalves(high, rows[k][0], rows[k][1], acc[t]);
       }
     }
     float* stage = m_.stage[warp_];
@@ -296,16 +311,6 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
       for (int e = 0; e < 4; ++e) {
         stage[(lane_ % 4 * 2 + e % 2) * Memory::kStageRow + 16 * t + lane_ / 4 + e / 2 * 8] = acc[t][e];
       }
-    }
-  }
-  // 16 coordinates of a row, as a product's fragment.
-  __device__ void ReadRowHalves(const char* tile, int row, int k, int row_bytes, int planes,
-                                uint32_t (&to)[2][2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const char* at = tile + SwizzledAt(row, 2 * k + half, row_bytes) + lane_ % 4 * 4;
-      to[0][half] = __ldg(reinterpret_cast<const uint32_t*>(at));
-      to[1][half] = planes == 2 ? __ldg(reinterpret_cast<const uint32_t*>(at + kCloudTile * row_bytes)) : 0;
     }
   }
 

@@ -3,8 +3,8 @@
 // T_ij = 2^(z_ij + row frame_i + column frame_j) lies in the registers of a block, or of a cluster of blocks (Hopper),
 // 64 to 256 entries a thread, and scalings are iterated: u_i = 1 / sum_j T_ij b_j v_j and v_j = 1 / sum_i T_ij a_i u_i,
 // two fused multiply-adds an entry and iteration instead of two exponentials. Frames: potentials as T was made.
-// When scalings drift away from 1 the iteration is done by log-sum-exps instead, and T made anew. In the first frames of
-// rows are such that the largest T of each is 1.
+// When scalings drift away from 1 the iteration is done by log-sum-exps instead, and T made anew. In the first, frames
+// of rows are such that the largest T of each is 1.
 // Every kOnChipChunk iterations T is made anew whatever happens, so that a solve may be cut there without changing its
 // bits.
 //
@@ -234,8 +234,8 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     __syncthreads();
   }
 
-  // The rest of an iteration into the other parity, when rows' sums are known. What is bad spoils the weights of columns:
-  // rows of a block its parts of them, columns their own; and they, every row's sum of the next iteration.
+  // The rest of an iteration into the other parity, when rows' sums are known. What is bad spoils the weights of
+  // columns: rows of a block its parts of them, columns their own; and they, every row's sum of the next iteration.
   template <bool kPlain>
   __device__ void FinishIteration(int parity, float sum) {
     const double relax = kPlain ? 1 : m_.state[parity].relax;
@@ -261,15 +261,17 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     __syncthreads();  // Parts and errors are there.
     double error = 0;
     for (int w = 0; w < S::kWarps && judged; ++w) error += m_.errors[w];
-    column_sum_ = Gather<false>(judged, error);
     const int j = OwnedColumn();
+    const bool there = j < size(1);
+    const float mass = m_.mass[j];
+    column_sum_ = Gather<false>(judged, error);
     float v;
     const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
     const bool kept =
         NewScaling<kPlain>(m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum_, m_.rho[1], relax, &v);
-    if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = j < size(1) ? v : 1;
+    if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = there ? v : 1;
     if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
-    Spread(j < size(1) ? (kept ? m_.mass[j] * v : NAN) : 0.0f, m_.weight[parity ^ 1]);
+    Spread(there ? (kept ? mass * v : NAN) : 0.0f, m_.weight[parity ^ 1]);
   }
   // The state after this iteration, should it be kept.
   __device__ void Decide(int parity, double error) {

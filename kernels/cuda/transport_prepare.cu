@@ -300,6 +300,7 @@ class Centring {
         planes_(PlanesOf(member.job)),
         rounds_(member.job.precision == Precision::kFast),
         has_floats_(member.job.precision != Precision::kDouble),
+        stores_(!member.job.lean),
         together_(!kSquares && SourceOf(member.job) == Source::kDistances),
         kappa_(member.job.in.kappa),
         scale_(scale),
@@ -376,10 +377,12 @@ class Centring {
     *norm2 += value.x * value.x + value.y * value.y;
     *along += value.x * apart.x + value.y * apart.y;
     const float2 less = {static_cast<float>(value.x), static_cast<float>(value.y)};
-    if (there && dim_ % 2 == 0) {
+    if (!there || !stores_) {
+      // Halves are all that is wanted.
+    } else if (dim_ % 2 == 0) {
       *reinterpret_cast<double2*>(points64_ + i * dim_ + k) = value;
       if (has_floats_) *reinterpret_cast<float2*>(points32_ + i * dim_ + k) = less;
-    } else if (there) {
+    } else {
       points64_[i * dim_ + k] = value.x;
       if (both) points64_[i * dim_ + k + 1] = value.y;
       if (has_floats_) points32_[i * dim_ + k] = less.x;
@@ -419,7 +422,7 @@ class Centring {
   const DType dtype_;
   const bool pairs_, halves_;
   const int planes_;
-  const bool rounds_, has_floats_, together_;
+  const bool rounds_, has_floats_, stores_, together_;
   const double kappa_, scale_;
   const int row_bytes_;
   const char* const in_;
@@ -480,6 +483,22 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
   stats[side == 0 ? block : PointBlocks(job, 0) + block] = {0, high, total};
 }
 
+// What step 3 left out of a lean job whose data need more than halves.
+__device__ void RestorePoints(const Member& member) {
+  const Job& job = member.job;
+  for (int side = 0; side < 2; ++side) {
+    const TensorView& view = side == 0 ? job.in.x : job.in.y;
+    const double* centre = member.At<double>(job.at.centre[side]);
+    const int64_t size = int64_t{job.size[side]} * job.dim;
+    for (int64_t e = threadIdx.x; e < size; e += kThreads) {
+      double value = LoadInput(view, member.index, size, e) - centre[e % job.dim];
+      if (job.precision == Precision::kFast) value = RoundedTo11Bits(value);
+      member.At<double>(job.at.points64[side])[e] = value;
+      member.At<float>(job.at.points32[side])[e] = static_cast<float>(value);
+    }
+  }
+}
+
 // kSquares: of jobs that IsSquared alone.
 template <bool kSquares, int kStep>
 __global__ void __launch_bounds__(kThreads, kStep == kPointsStep ? 4 : 1) PrepareKernel(LaunchTable table) {
@@ -488,7 +507,11 @@ __global__ void __launch_bounds__(kThreads, kStep == kPointsStep ? 4 : 1) Prepar
   const Job& job = CopyJob(table.jobs[work.job]);
   AwaitKernelBefore();
   if constexpr (kStep == kStatesStep) {
-    PrepareStates<kSquares>(Member{job, work.block});
+    const Member member{job, work.block};
+    PrepareStates<kSquares>(member);
+    if (!kSquares || !job.lean) return;
+    __syncthreads();  // The state is there.
+    if (member.state(0)->mode != kFloat) RestorePoints(member);
   } else if constexpr (kStep == kCentresStep) {
     const int64_t of_side = CeilDiv(job.dim, kCentreLanes), rest = work.block % (2 * of_side);
     CentreOf(Member{job, work.block / (2 * of_side)}, rest < of_side ? 0 : 1, static_cast<int>(rest % of_side));

@@ -88,6 +88,7 @@ struct Job {
   bool streamed;              // transport_stream.cu, in float32.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.
+  bool lean;                  // In no other way, unless the data need more than float32.
   int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
   Precision precision;
   TransportInputs in;  // kappa: of any cost of points.

@@ -150,6 +150,27 @@ TEST_P(OutputsTest, OneAtATime) {
   CheckIterates(backend(), nothing);
 }
 
+// Points may be left out of a solve's memory where only potentials are asked for, in any arithmetic.
+TEST_P(OutputsTest, PotentialsWhateverElseIsWanted) {
+  const int64_t shapes[][3] = {{30, 40, 2}, {100, 90, 33}, {200, 250, 3}, {520, 130, 5}, {90, 80, 70}};
+  for (const auto& [n, m, dim] : shapes) {
+    for (double epsilon : {1e-3, 0.2}) {
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        SCOPED_TRACE(absl::StrCat(n, " x ", m, " d ", dim, " eps ", epsilon, " ", static_cast<int>(precision)));
+        Case c = CaseOf(RandomClouds(n, m, dim, epsilon, 22), "clouds");
+        c.solver().max_iterations = 5;
+        c.solver().precision = precision;
+        const Answer alone = SolveAlone(backend(), c);
+        c.wanted |= kGradientPoints | kSums;
+        const Answer all = SolveAlone(backend(), c);
+        EXPECT_EQ(alone.f.values(), all.f.values());
+        EXPECT_EQ(alone.g.values(), all.g.values());
+        EXPECT_EQ(alone.value, all.value);
+      }
+    }
+  }
+}
+
 TEST_P(OutputsTest, ManyColumns) {
   Case c = Everything(RandomDense(33, 40, 0.2, 20), "70 columns", 3);
   c.problem.transport.v_columns = 70;
