@@ -125,12 +125,12 @@ def batches(lines):
     for r in lines:
         if r["name"] == "batch":
             key = (r["count"], r["n"], r["dim"])
-            earlier, graph = TORCH[key][1], None
+            eager, compiled, graph, star = *TORCH[key], None, "*"
             for t in lines:
                 if t["name"] == "torch" and (t["count"], t["n"], t["dim"]) == key:
-                    graph = t["compiled_ms"]
-            rows.append([f"{r['count']} x {r['n']}, {r['dim']}", show(r["median_ms"]), show(TORCH[key][0]) + "*",
-                         show(earlier) + "*", show(graph), show(earlier / r["median_ms"]),
+                    eager, compiled, graph, star = t["eager_ms"], t["compiled_ms"], t["graph_ms"], ""
+            rows.append([f"{r['count']} x {r['n']}, {r['dim']}", show(r["median_ms"]), show(eager) + star,
+                         show(compiled) + star, show(graph), show(compiled / r["median_ms"]),
                          show(graph and graph / r["median_ms"]), show(r["error_eps"])])
     table("Batches, 50 iterations, STRICT, ms (issue 5, shows 3)",
           ["batch x n, d", "ours", "PyTorch", "torch.compile", "the same in a CUDA graph", "times faster",
