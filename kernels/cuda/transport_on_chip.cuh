@@ -137,9 +137,10 @@ class OnChipBlock {
   __device__ bool IsRow(int row) const { return first_row() + row < size(0); }
   // The first of this lane's group g.
   __device__ int Column(int g) const { return g * S::kChunk + lane_ * S::kWidth; }
-  // The owned column, of the block, that this thread knows the sum of after Gather; and of all.
+  // The block that owns a column, and which of its columns that is.
   __device__ int OwnerOf(int column) const { return column >> m_.owned_log2; }
   __device__ int OfOwner(int column) const { return column & (m_.owned - 1); }
+  // The owned column, of the block, that this thread knows the sum of after Gather; and of all.
   __device__ int Owned() const { return S::kShared ? threadIdx.x : OfOwner(threadIdx.x); }
   __device__ int OwnedColumn() const { return S::kShared ? threadIdx.x : m_.rank * m_.owned + Owned(); }
   __device__ bool IsOwner() const { return S::kShared || static_cast<int>(threadIdx.x) < m_.owned; }
