@@ -25,8 +25,8 @@ say() { printf '\n== %s\n' "$*"; }
 # A step that breaks, rather than running tests that fail, counts as one failure.
 broke() { echo "$1" >>"$results/broken"; }
 
+base=()  # What tells Bazel to work apart, when it does.
 # cpp_tests NAME FLAGS... -- TARGETS...: runs the C++ tests and leaves Bazel's account of them in $results/NAME.bep.
-base=()  # Of Bazel, where it works apart.
 cpp_tests() {
   local name=$1 status=0
   shift
@@ -62,7 +62,7 @@ sanitized() {
 build_sanitized() {
   local name
   for name in sanitize tsan; do
-    sanitized $name nice -n 19 bazel "${base[@]}" build --keep_going --noshow_progress --color=no || true
+    sanitized $name nice -n 19 bazel "${base[@]}" build --keep_going --noshow_progress --color=no
   done
 }
 

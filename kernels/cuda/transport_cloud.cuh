@@ -19,6 +19,7 @@ constexpr int kCloudThreads = 512;  // Four warpgroups of 64 rows.
 constexpr int kGroups = 4;
 
 constexpr int kPlaneAlignment = 1024;  // The longest swizzle's period, in bytes: of planes in shared memory.
+
 // The byte where chunk `chunk` (16 bytes) of row `row` lies in a plane.
 __host__ __device__ inline int SwizzledAt(int row, int chunk, int row_bytes) {
   const int at = row * row_bytes + chunk * 16;

@@ -114,13 +114,13 @@ Layout LayoutOf(const Job& job) {
 // Parts of a pass's columns that take the least time on a whole device: waves of blocks, each as long as its tiles and
 // what a block has to do beside them.
 int CloudSplits(int64_t rows, int64_t columns, int dim) {
-  constexpr int64_t kBlocks = 132, kMostSplits = 64;  // Of an H200 at once.
+  constexpr int64_t kMostSplits = 64;
   const int64_t blocks = CeilDiv(rows, kCloudRows), tiles = CeilDiv(columns, kCloudTile);
   const double beside = 2.0 / CloudDepths(dim);
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
   for (int64_t splits = 1; splits <= std::max<int64_t>(1, std::min(kMostSplits, tiles / 2)); ++splits) {
-    const double time = CeilDiv(blocks * splits, kBlocks) * (CeilDiv(tiles, splits) + beside);
+    const double time = CeilDiv(blocks * splits, kProcessors) * (CeilDiv(tiles, splits) + beside);
     if (time < 0.99 * least) {
       least = time;
       best = static_cast<int>(splits);

@@ -63,16 +63,13 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   // Entries become exponents.
   __device__ void MultiplyPoints() {
 #if SINKHORN_HOPPER
-    if constexpr (kByGroups) {
-      MultiplyByGroups();
-      return;
-    }
+    if constexpr (kByGroups) MultiplyByGroups();
 #endif
-    if constexpr (!kByGroups || !SINKHORN_HOPPER) MultiplyByWarps();
+    if constexpr (!kByGroups) MultiplyByWarps();
   }
 
  private:
-  static constexpr bool kByGroups = kSource == Source::kProducts && S::kWarpgroups > 0;
+  static constexpr bool kByGroups = SINKHORN_HOPPER && kSource == Source::kProducts && S::kWarpgroups > 0;
 
   // ---- From stages ------------------------------------------------------------------------------------------------
 
@@ -117,8 +114,8 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   static constexpr int kGroupColumns = S::kPaired ? S::kChunk / 2 : S::kChunk;
   using Sums = float[kGroupColumns / 8][4];
 
-  // A step is a plane of a depth of a chunk's columns, the smaller half first.
-  // `step`: of all so far, which finds the buffer.
+  // A step is a plane of a depth of a chunk's columns, the smaller half first. `step`: its number among all so far,
+  // which finds the buffer.
   __device__ void CopyPlane(int step, int g, int depth, int plane) {
     const unsigned bytes = S::kChunk * RowBytes();
     uint64_t* copied = &m_.copied[step & 1];

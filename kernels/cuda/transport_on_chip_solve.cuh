@@ -8,8 +8,9 @@
 // Every kOnChipChunk iterations T is made anew whatever happens, so that a solve may be cut there without changing its
 // bits.
 //
-// A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then, each by the block that
-// owns it, over the cluster's; their new weights go to all blocks, so that all know the same and decide alike.
+// A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then over the cluster's: by
+// the block that owns them, whose new weights go to all blocks, or, of two blocks, by both. So all know the same and
+// decide alike.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SOLVE_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_SOLVE_CUH_
 
@@ -26,8 +27,7 @@ namespace cuda {
 
 constexpr float kTiny = 0x1p-80f, kHuge = 0x1p+80f;  // Sums outside may have lost entries that count.
 constexpr float kDrift = 0x1p+36f;                   // Scalings stay within [1 / kDrift, kDrift].
-constexpr int kProcessors = 132;                     // Of a Hopper device,
-constexpr size_t kProcessorBytes = 228 << 10;        // and the shared memory of each.
+constexpr size_t kProcessorBytes = 228 << 10;        // Shared memory of a Hopper processor.
 
 // What needs logarithms in double is called, not inlined: the densities need the registers. `shift`: what is added to
 // the frame's part of the potential, in units of the cost.
@@ -161,7 +161,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   __device__ bool NewScaling(float frame, double shift, float old, float sum, double rho, double relax,
                              float* scaling) const {
     *scaling = FastReciprocal(sum);
-    if (kPlain) return sum > 1 / kDrift && sum < kDrift;
+    if constexpr (kPlain) return sum > 1 / kDrift && sum < kDrift;
     if (relax != 1 || !isinf(rho)) {
       *scaling = RelaxedScaling(frame, old, sum, shift, m_.scale, m_.epsilon, rho, relax);
     }

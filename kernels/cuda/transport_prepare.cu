@@ -4,8 +4,8 @@
 // Step 0  cosines: points on the unit sphere
 // Step 1  sums and ranges of chunks of points, ranges of chunks of costs
 // Step 2  centres and boxes of the clouds
-// Step 3  points, as sums of two halves too, norms, masses, potentials
-// Step 4  states
+// Step 3  points, as sums of two halves too (of lean jobs alone), norms, masses, potentials
+// Step 4  states, and what lean jobs turn out to lack
 //
 // Shifts of points x + c and y + e, x and y centred. What depends on one side alone goes into its own:
 //   kappa |x + d - y|^2 = kappa (|x|^2 + |y|^2 + 2 <x, d> - 2 <y, d> + |d|^2) - 2 kappa <x, y>,  d = c - e;

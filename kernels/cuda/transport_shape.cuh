@@ -110,7 +110,7 @@ __host__ __device__ inline bool MayStream(const Job& job) {
          int64_t{job.size[0]} * job.size[1] >= (1 << 21);
 }
 __host__ __device__ inline int StreamRows(const Job& job) {  // Of a slab.
-  const int rows = (job.size[0] + 131) / 132;
+  const int rows = (job.size[0] + kProcessors - 1) / kProcessors;
   return rows > 16 ? rows : 16;
 }
 __host__ __device__ inline int StreamSlabs(const Job& job) {

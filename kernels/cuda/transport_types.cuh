@@ -24,10 +24,11 @@
 namespace sinkhorn {
 namespace cuda {
 
-constexpr int kThreads = 256;      // Of every block here, unless a kernel says otherwise.
-constexpr int kMostWarps = 32;     // Of any block.
-constexpr int kTile = 64;          // Rows of a block; columns of a step.
-constexpr int kSplitBlocks = 264;  // Of a pass over one engine at least: two for each SM of an H200.
+constexpr int kThreads = 256;                  // Of every block here, unless a kernel says otherwise.
+constexpr int kMostWarps = 32;                 // Of any block.
+constexpr int kTile = 64;                      // Rows of a block; columns of a step.
+constexpr int kProcessors = 132;               // Of an H200.
+constexpr int kSplitBlocks = 2 * kProcessors;  // Of a pass over one engine at least.
 constexpr double kLog2E = 1.4426950408889634074;
 constexpr double kVoid = -1e30;               // The log2 of no mass.
 constexpr double kFloatExponentMax = 400;     // Cost over epsilon up to which float32 exponents serve STRICT.
