@@ -32,7 +32,7 @@ class ProductSlice : private SliceLaunches {
  private:
   template <typename Visit>
   void ForEachMode(const Set& among, Visit visit) {
-    for (Mode mode : {kFloat, kMixed, kDouble}) {
+    for (Mode mode : kModes) {
       const Set set = Among(among, [mode](const TransportResident& r) { return r.Has(mode); });
       if (!set.empty()) visit(set, mode);
     }

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@ namespace cuda {
 class SliceLaunches {
  protected:
   SliceLaunches(absl::Span<Resident* const> residents, LaunchContext* context) : context_(context) {
+    bytes_.clear();
     for (Resident* resident : residents) residents_.push_back(Of(resident));
     jobs_ = JobsOf(Select([](const TransportResident&) { return true; }));
   }
@@ -36,15 +38,14 @@ class SliceLaunches {
 
   // Copies to the descriptors' bytes and says where.
   size_t Describe(const void* data, size_t bytes) {
-    const size_t at = (bytes_.size() + 15) / 16 * 16;
-    bytes_.resize(at + bytes);
-    std::memcpy(bytes_.data() + at, data, bytes);
+    const size_t at = Align();
+    Append(data, bytes);
     return at;
   }
   size_t JobsOf(const Set& set) {
-    std::vector<Job> jobs;
-    for (int k : set) jobs.push_back(residents_[k]->job());
-    return Describe(jobs.data(), jobs.size() * sizeof(Job));
+    const size_t at = Align();
+    for (int k : set) Append(&residents_[k]->job(), sizeof(Job));
+    return at;
   }
   // Where a table is, once descriptors have an address.
   LaunchTable At(const Table& table) const {
@@ -59,11 +60,14 @@ class SliceLaunches {
 
   // All of it, at once.
   absl::Status Enqueue() {
-    const void* source = context_->Upload(bytes_.data(), bytes_.size());
-    base_ = static_cast<char*>(context_->Scratch(bytes_.size()));
-    if (source == nullptr || base_ == nullptr) return absl::InternalError("transport: no room for descriptors");
-    // What was uploaded may lie in host memory; every block reads it.
-    (void)cudaMemcpyAsync(base_, source, bytes_.size(), cudaMemcpyDefault, stream());
+    base_ = static_cast<const char*>(context_->Upload(bytes_.data(), bytes_.size()));
+    // Small uploads stay in host memory; every block reads them.
+    if (base_ != nullptr && bytes_.size() <= kMappedUploadBytes) {
+      void* copy = context_->Scratch(bytes_.size());
+      if (copy != nullptr) (void)cudaMemcpyAsync(copy, base_, bytes_.size(), cudaMemcpyDefault, stream());
+      base_ = static_cast<const char*>(copy);
+    }
+    if (base_ == nullptr) return absl::InternalError("transport: no room for descriptors");
     for (const auto& [table, launch] : launches_) launch(At(table), table.blocks);
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return absl::OkStatus();
@@ -88,14 +92,31 @@ class SliceLaunches {
     return set;
   }
 
+  // The set by kind: tell(resident, add) calls add(kind) for each that the resident is of. Thousands of residents are
+  // passed over once, however many kinds there are.
+  template <typename Kind, typename Tell>
+  std::map<Kind, Set> ByKind(const Set& set, Tell tell) const {
+    std::map<Kind, Set> kinds;
+    for (int k : set) tell(*residents_[k], [&](const Kind& kind) { kinds[kind].push_back(k); });
+    return kinds;
+  }
+
   // A table over the set, with `blocks_of` blocks for each job.
   template <typename BlocksOf>
   Table TableOf(const Set& set, BlocksOf blocks_of) {
     if (set.empty()) return Table();
     std::vector<int64_t> first = {0};
+    first.reserve(set.size() + 1);
     for (int k : set) first.push_back(first.back() + blocks_of(residents_[k]->job()));
     Table table;
-    table.jobs = set.size() == residents_.size() ? jobs_ : JobsOf(set);
+    if (set.size() == residents_.size()) {
+      table.jobs = jobs_;
+    } else if (set == described_) {
+      table.jobs = described_jobs_;
+    } else {
+      table.jobs = described_jobs_ = JobsOf(set);
+      described_ = set;
+    }
     table.first_block = Describe(first.data(), first.size() * sizeof(int64_t));
     table.job_count = static_cast<int32_t>(set.size());
     table.blocks = first.back();
@@ -106,11 +127,27 @@ class SliceLaunches {
   const std::vector<TransportResident*>& residents() const { return residents_; }
 
  private:
+  // Kept between slices: pages that are new take longer than what is written to them.
+  static std::vector<char>& Bytes() {
+    thread_local std::vector<char> bytes;
+    return bytes;
+  }
+  size_t Align() {
+    bytes_.resize((bytes_.size() + 15) / 16 * 16);
+    return bytes_.size();
+  }
+  void Append(const void* data, size_t bytes) {
+    const char* from = static_cast<const char*>(data);
+    bytes_.insert(bytes_.end(), from, from + bytes);
+  }
+
   LaunchContext* const context_;
   std::vector<TransportResident*> residents_;
-  std::vector<char> bytes_;  // Descriptors.
-  char* base_ = nullptr;     // Where they are on the device.
-  size_t jobs_ = 0;          // Where those of all residents are.
+  std::vector<char>& bytes_ = Bytes();  // Descriptors.
+  const char* base_ = nullptr;          // Where they are on the device.
+  size_t jobs_ = 0;                     // Where those of all residents are,
+  size_t described_jobs_ = 0;           // and of the last other set that a table is over.
+  Set described_;
   std::vector<std::pair<Table, std::function<void(const LaunchTable&, int64_t)>>> launches_;
 };
 

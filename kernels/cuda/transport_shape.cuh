@@ -25,7 +25,6 @@ enum class Source : int {
   kDistances,  // Of points, with a root: |x - y|.
   kCosts,      // A matrix.
 };
-constexpr Source kSources[] = {Source::kProducts, Source::kDistances, Source::kCosts};
 __host__ __device__ inline Source SourceOf(const Job& job) {
   if (job.dense) return Source::kCosts;
   return job.in.point_cost == PointCost::kEuclidean ? Source::kDistances : Source::kProducts;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <map>
+#include <tuple>
 #include <vector>
 
 #include "kernels/cuda/transport_launch.h"
@@ -38,11 +38,13 @@ class Slice : private SliceLaunches {
 
  private:
   void Prepare(const Set& set) {
-    for (bool squares : {true, false}) {
-      const Set chosen = Among(set, [squares](const TransportResident& r) { return IsSquared(r.job()) == squares; });
-      for (int step = squares ? kRangesStep : 0; step < kPrepareSteps && !chosen.empty(); ++step) {
+    const auto chosen_by = ByKind<bool>(set, [](const TransportResident& r, auto add) { add(IsSquared(r.job())); });
+    for (const auto& [squares, chosen] : chosen_by) {
+      for (int step = squares ? kRangesStep : 0; step < kPrepareSteps; ++step) {
         const Table table = TableOf(chosen, [step](const Job& job) { return job.count * PrepareBlocks(job, step); });
-        Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchPrepare(t, blocks, squares, step, stream()); });
+        Later(table, [=, squares = squares](const LaunchTable& t, int64_t blocks) {
+          LaunchPrepare(t, blocks, squares, step, stream());
+        });
       }
     }
   }
@@ -78,7 +80,6 @@ class Slice : private SliceLaunches {
     Table side[2];
   };
   // Clouds in float32 that one kernel serves.
-  static constexpr int kKinds = 6;
   static int KindOf(const Job& job) {
     if (!job.halves) return 0;  // Distances, which have two planes.
     return PlanesOf(job) - 1 + 2 * static_cast<int>(PartsOf(PlanesOf(job), job.dim));
@@ -90,29 +91,28 @@ class Slice : private SliceLaunches {
     pass->stream[1] = TableOf(streamed, [](const Job& job) { return StreamEndBlocks(job); });
   }
   std::vector<PassTables> TablesOf(const Set& set) {
-    std::vector<PassTables> tables;
-    for (Source source : kSources) {
-      for (Mode mode : {kFloat, kMixed, kDouble}) {
-        const bool kinds = source != Source::kCosts && mode == kFloat;
-        for (int kind = 0; kind < (kinds ? kKinds : 1); ++kind) {
-          const Set chosen = Among(set, [&](const TransportResident& r) {
-            const bool on_chip = mode == kFloat && r.OnChip();
-            return SourceOf(r.job()) == source && r.Has(mode) && !on_chip && (!kinds || KindOf(r.job()) == kind);
-          });
-          if (chosen.empty()) continue;
-          const Job& first = residents()[chosen[0]]->job();
-          const bool cloud = GeometryOf(first, mode) == Geometry::kCloud;
-          PassTables pass{source, mode, cloud, PlanesOf(first), 0, first.hopper, 0, {}, {}};
-          for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
-          if (mode == kFloat) AddStreams(chosen, &pass);
-          for (int side = 0; side < 2; ++side) {
-            pass.side[side] = TableOf(chosen, [side, mode](const Job& job) {
-              return job.count * PassBlocks(job, side, GeometryOf(job, mode));
-            });
-          }
-          tables.push_back(pass);
-        }
+    using Kind = std::tuple<Source, Mode, int>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Source source = SourceOf(r.job());
+      for (Mode mode : kModes) {
+        if (!r.Has(mode) || (mode == kFloat && r.OnChip())) continue;
+        add({source, mode, source != Source::kCosts && mode == kFloat ? KindOf(r.job()) : 0});
       }
+    });
+    std::vector<PassTables> tables;
+    for (const auto& [kind, chosen] : kinds) {
+      const auto [source, mode, unused] = kind;
+      const Job& first = residents()[chosen[0]]->job();
+      const bool cloud = GeometryOf(first, mode) == Geometry::kCloud;
+      PassTables pass{source, mode, cloud, PlanesOf(first), 0, first.hopper, 0, {}, {}};
+      for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
+      if (mode == kFloat) AddStreams(chosen, &pass);
+      for (int side = 0; side < 2; ++side) {
+        pass.side[side] = TableOf(chosen, [side, mode = mode](const Job& job) {
+          return job.count * PassBlocks(job, side, GeometryOf(job, mode));
+        });
+      }
+      tables.push_back(pass);
     }
     return tables;
   }
@@ -146,21 +146,17 @@ class Slice : private SliceLaunches {
 
   void RunOnChip(const Set& set, int64_t iterations) {
     const int chunks = static_cast<int>(CeilDiv(iterations, kOnChipChunk));
-    for (Source source : kSources) {
-      const Set of_source =
-          Among(set, [source](const TransportResident& r) { return SourceOf(r.job()) == source && r.Has(kFloat); });
-      for (int tiles = 1; !of_source.empty() && tiles <= kOnChipTilesMost; tiles *= 2) {
-        for (int ranks = 1; ranks <= kOnChipRanksMost; ranks *= 2) {
-          const Set chosen = Among(of_source, [&](const TransportResident& r) {
-            const OnChipShape shape = OnChipShapeOf(r.job());
-            return shape.tiles == tiles && shape.ranks == ranks;
-          });
-          const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
-          Later(table, [=](const LaunchTable& t, int64_t blocks) {
-            LaunchOnChip(t, blocks, source, tiles, ranks, chunks, stream());
-          });
-        }
-      }
+    using Kind = std::tuple<Source, int, int>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const OnChipShape shape = OnChipShapeOf(r.job());
+      if (shape.tiles > 0 && r.Has(kFloat)) add({SourceOf(r.job()), shape.tiles, shape.ranks});
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
+      Later(table, [=, kind = kind](const LaunchTable& t, int64_t blocks) {
+        const auto [source, tiles, ranks] = kind;
+        LaunchOnChip(t, blocks, source, tiles, ranks, chunks, stream());
+      });
     }
   }
 
@@ -210,19 +206,7 @@ class Slice : private SliceLaunches {
   void Finish(const Set& set) {
     if (set.empty()) return;
     RunPass(TablesOf(set), Pass::kMeasure);
-    for (int side = 0; side < 2; ++side) {
-      for (Source source : kSources) {
-        for (Mode mode : {kFloat, kMixed, kDouble}) {
-          const Set chosen = Among(set, [&](const TransportResident& r) {
-            return SourceOf(r.job()) == source && r.Has(mode) && ApplyBlocks(r.job(), mode, side) > 0;
-          });
-          const Table table =
-              TableOf(chosen, [side, mode](const Job& job) { return job.count * ApplyBlocks(job, mode, side); });
-          Later(table,
-                [=](const LaunchTable& t, int64_t blocks) { LaunchApply(t, blocks, source, mode, side, stream()); });
-        }
-      }
-    }
+    Apply(set);
     Linear(set);
     Gradients(set);
     OtherGradients(set);
@@ -230,22 +214,40 @@ class Slice : private SliceLaunches {
     Bound(Among(set, [](const TransportResident& r) { return r.job().wants_bound; }));
   }
 
-  // One launch for every kind that there is.
+  void Apply(const Set& set) {
+    using Kind = std::tuple<int, Source, Mode>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      for (int side = 0; side < 2; ++side) {
+        for (Mode mode : kModes) {
+          if (r.Has(mode) && ApplyBlocks(r.job(), mode, side) > 0) add({side, SourceOf(r.job()), mode});
+        }
+      }
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      const Table table = TableOf(chosen, [kind = kind](const Job& job) {
+        const auto [side, source, mode] = kind;
+        return job.count * ApplyBlocks(job, mode, side);
+      });
+      Later(table, [this, kind = kind](const LaunchTable& t, int64_t blocks) {
+        const auto [side, source, mode] = kind;
+        LaunchApply(t, blocks, source, mode, side, stream());
+      });
+    }
+  }
+
   void Gradients(const Set& set) {
     using Kind = std::array<int, 5>;
-    std::map<Kind, Set> chosen;
-    for (int k : set) {
-      const Job& job = residents()[k]->job();
-      if (!residents()[k]->Has(kFloat) || !HasGradientKernel(job, kFloat)) continue;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat)) return;
       const int planes = PlanesOf(job);
       for (int side = 0; side < 2; ++side) {
         if (GradientBlocks(job, side) == 0) continue;
-        chosen[{side, planes, static_cast<int>(PartsOf(planes, job.dim)), CloudRowBytes(job.dim),
-                GradientRanks(job, side)}]
-            .push_back(k);
+        add({side, planes, static_cast<int>(PartsOf(planes, job.dim)), CloudRowBytes(job.dim),
+             GradientRanks(job, side)});
       }
-    }
-    for (const auto& [kind, jobs] : chosen) {
+    });
+    for (const auto& [kind, jobs] : kinds) {
       const int side = kind[0], planes = kind[1], ranks = kind[4];
       int dim = 0;
       for (int k : jobs) dim = std::max(dim, residents()[k]->job().dim);
@@ -269,26 +271,33 @@ class Slice : private SliceLaunches {
   }
 
   void Linear(const Set& set) {
-    for (Mode mode : {kFloat, kMixed, kDouble}) {
-      const Set chosen =
-          Among(set, [mode](const TransportResident& r) { return LinearBlocks(r.job()) > 0 && r.Has(mode); });
+    const auto modes = ByKind<Mode>(set, [](const TransportResident& r, auto add) {
+      if (LinearBlocks(r.job()) == 0) return;
+      for (Mode mode : kModes) {
+        if (r.Has(mode)) add(mode);
+      }
+    });
+    for (const auto& [mode, chosen] : modes) {
       const Table table = TableOf(chosen, [](const Job& job) { return job.count * LinearBlocks(job); });
-      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchLinear(t, blocks, mode, stream()); });
+      Later(table,
+            [this, mode = mode](const LaunchTable& t, int64_t blocks) { LaunchLinear(t, blocks, mode, stream()); });
     }
   }
 
   // Entries are counted, placed, stored.
   void Sparse(const Set& set) {
+    using Kind = std::pair<Source, Mode>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      for (Mode mode : kModes) {
+        if (r.Has(mode)) add({SourceOf(r.job()), mode});
+      }
+    });
     for (bool storing : {false, true}) {
-      for (Source source : kSources) {
-        for (Mode mode : {kFloat, kMixed, kDouble}) {
-          const Set chosen =
-              Among(set, [&](const TransportResident& r) { return SourceOf(r.job()) == source && r.Has(mode); });
-          const Table table = TableOf(chosen, [](const Job& job) { return job.count * SparseBlocks(job); });
-          Later(table, [=](const LaunchTable& t, int64_t blocks) {
-            LaunchSparse(t, blocks, source, mode, storing, stream());
-          });
-        }
+      for (const auto& [kind, chosen] : kinds) {
+        const Table table = TableOf(chosen, [](const Job& job) { return job.count * SparseBlocks(job); });
+        Later(table, [=, kind = kind](const LaunchTable& t, int64_t blocks) {
+          LaunchSparse(t, blocks, kind.first, kind.second, storing, stream());
+        });
       }
       if (storing) continue;
       const Table places = TableOf(set, [](const Job& job) { return job.count; });
@@ -298,9 +307,8 @@ class Slice : private SliceLaunches {
 
   // BoundStart, three passes for sums, and the value; scalars add it up.
   void Bound(const Set& set) {
-    for (Source source : kSources) {
-      const Set chosen = Among(set, [&](const TransportResident& r) { return SourceOf(r.job()) == source; });
-      if (chosen.empty()) continue;
+    const auto sources = ByKind<Source>(set, [](const TransportResident& r, auto add) { add(SourceOf(r.job())); });
+    for (const auto& [source, chosen] : sources) {
       const Table start =
           TableOf(chosen, [](const Job& job) { return job.count * (RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1)); });
       Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundStart(t, blocks, stream()); });
@@ -309,12 +317,14 @@ class Slice : private SliceLaunches {
         const Table pass = TableOf(chosen, [side](const Job& job) {
           return job.count * int64_t{RowBlocks(job, 0, side)} * Splits(job, 0, side);
         });
-        Later(pass, [=](const LaunchTable& t, int64_t blocks) {
+        Later(pass, [=, source = source](const LaunchTable& t, int64_t blocks) {
           LaunchHalfStep(t, blocks, source, kDouble, side, Pass::kBound, step, stream());
         });
       }
       const Table value = TableOf(chosen, [](const Job& job) { return job.count * BoundBlocks(job); });
-      Later(value, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundValue(t, blocks, source, stream()); });
+      Later(value, [this, source = source](const LaunchTable& t, int64_t blocks) {
+        LaunchBoundValue(t, blocks, source, stream());
+      });
     }
   }
 

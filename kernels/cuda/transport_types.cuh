@@ -38,6 +38,7 @@ constexpr double kRootExponentMax = 140;      // Of distances made from products
 constexpr double kFloatExponentError = 4e-8;  // Of a density, for each unit of cost over epsilon.
 
 enum Mode : int { kFloat = 0, kMixed = 1, kDouble = 2 };
+constexpr Mode kModes[] = {kFloat, kMixed, kDouble};
 
 // What a pass over an engine's rows (or columns) is for.
 enum class Pass : int {
