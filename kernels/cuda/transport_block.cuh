@@ -163,18 +163,36 @@ __device__ inline double BlockMax(double value, double* scratch) {
 }
 
 // Counts the arrivals of `expected` blocks at a counter that is 0 before and after; true in the last one, which then
-// sees what the others wrote before. All threads of a block call it.
+// sees what the others wrote before (past the first cache: __ldcg). By one thread.
+__device__ inline bool CountArrival(unsigned* counter, unsigned expected) {
+  __threadfence();  // With the barrier before it: of all the block's writes.
+  const bool last = atomicAdd(counter, 1u) + 1 == expected;
+  if (last) *counter = 0;
+  __threadfence();
+  return last;
+}
+// The same by a block: all its threads call it.
 __device__ inline bool LastToArrive(unsigned* counter, unsigned expected) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(counter, 1u) + 1 == expected;
-    if (last) *counter = 0;
+  if (threadIdx.x == 0) last = CountArrival(counter, expected);
+  __syncthreads();
+  return last;
+}
+// At two counters at once; `other_expected` 0: at the first alone.
+struct LastOf {
+  bool first, second;
+};
+__device__ inline LastOf LastToArrive(unsigned* counter, unsigned expected, unsigned* other, unsigned other_expected) {
+  __shared__ bool last[2];
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    const bool first = threadIdx.x == 0;
+    const unsigned wanted = first ? expected : other_expected;
+    last[threadIdx.x] = wanted > 0 && CountArrival(first ? counter : other, wanted);
   }
   __syncthreads();
-  if (last) __threadfence();
-  return last;
+  return {last[0], last[1]};
 }
 
 }  // namespace cuda

@@ -34,11 +34,14 @@ struct ColumnTerm {
 // What a block works on, in shared memory: registers are short.
 struct CloudContext {
   RowBlock block;
-  const char *x, *y;  // Planes of the rows' and of the columns' cloud.
+  const char *x, *y;        // Planes of the rows' and of the columns' cloud.
+  const double* phi_of[2];  // Of the columns, by the state's parity.
+  const double* own_phi_of[2];
   const double* phi;  // Of the columns, as the two that follow.
   const double* log_weight;
   double reference, scale;
   float factor;  // From products of scaled halves to exponents.
+  double epsilon, unscaled_factor;
   int columns, first_tile, last_tile;
   const double* own_phi;  // Of the rows; their shift is the sum of two, either of which may be null.
   const double* shifts[2];
@@ -47,15 +50,16 @@ struct CloudContext {
   int depths, last_steps;  // Parts of kDepth coordinates; matrix products that the last takes.
   int row_bytes, plane_bytes;
 
-  // What row i's log2 sum of these columns' densities would be if its potential stayed.
-  __device__ float ExpectedLevel(int row) const {
-    const int i = first_row + row;
-    if (i >= rows) return 0;
-    const double half_step = damping == 1 ? own_phi[i] : (own_phi[i] + Shift(i)) / damping - Shift(i);
+  // What a row's log2 sum of these columns' densities would be if its potential, `phi`, stayed.
+  __device__ float ExpectedLevel(int i, double phi) const {
+    const double half_step = damping == 1 ? phi : (phi + Shift(i)) / damping - Shift(i);
     return static_cast<float>(-(half_step + reference) * scale);
   }
   __device__ bool IsRow(int row) const { return first_row + row < rows; }
-  __device__ ColumnTerm LoadTerm(int j) const {
+  // Rows outside are as the last.
+  __device__ int Row(int row) const { return min(first_row + row, rows - 1); }
+  __device__ ColumnTerm LoadTerm(int j) const { return LoadTerm(phi, j, reference); }
+  __device__ ColumnTerm LoadTerm(const double* phi, int j, double reference) const {
     return j < columns ? ColumnTerm{phi[j], log_weight[j]} : ColumnTerm{reference, kVoid};
   }
   // As transport_tile.cuh's, seen from `level`.
@@ -74,15 +78,25 @@ struct CloudContext {
   }
 };
 
-// From products of scaled halves to exponents. What truncation takes off is made good; `early`: of the additions, those
-// to sums that are still small.
-__device__ inline float ProductFactor(const Job& job, double scale, double point_scale, int early = 0) {
+// From products of scaled halves to exponents, but for the scale of the points: its square divides it. What truncation
+// takes off is made good; `early`: of the additions, those to sums that are still small.
+__device__ inline double UnscaledFactor(const Job& job, double scale, int early = 0) {
   const double kept = 1 + kTruncation * ((PlanesOf(job) == 2 ? 3 : 1) * CeilDiv(job.dim, 16) - early);
-  return static_cast<float>(2 * job.in.kappa * scale / (point_scale * point_scale) * kept);
+  return 2 * job.in.kappa * scale * kept;
+}
+__device__ inline float ProductFactor(double unscaled, double point_scale) {
+  return static_cast<float>(unscaled / (point_scale * point_scale));
 }
 
-// What the shape alone decides. By one thread.
-__device__ inline void FillShape(const Member& member, const RowBlock& b, int side, CloudContext* c) {
+__device__ inline void FillEpsilon(const Member& member, double epsilon, CloudContext* c) {
+  const double rho = RhoOf(member.job, c->block.engine, c->own_side);
+  c->epsilon = epsilon;
+  c->scale = kLog2E / epsilon;
+  c->unscaled_factor = UnscaledFactor(member.job, c->scale);
+  c->damping = isinf(rho) ? 1 : 1 / (1 + epsilon / rho);
+}
+// What the job alone decides. By one thread; kIterate and kMeasure.
+__device__ inline void FillShape(const Member& member, const RowBlock& b, int side, Pass pass, CloudContext* c) {
   const Job& job = member.job;
   const int other = MeasureOf(b.engine, 1 - side);
   c->block = b;
@@ -101,21 +115,22 @@ __device__ inline void FillShape(const Member& member, const RowBlock& b, int si
   c->plane_bytes = kCloudTile * c->row_bytes;
   c->depths = CloudDepths(job.dim);
   c->last_steps = static_cast<int>(CeilDiv(job.dim - (c->depths - 1) * kDepth, 16));
+  for (int parity = 0; parity < 2; ++parity) {
+    const PassView view = ViewOf(member, b.engine, side, pass, parity);
+    c->phi_of[parity] = side == 0 ? view.phi[1] : view.phi[0];
+    c->log_weight = side == 0 ? view.log_weight[1] : view.log_weight[0];
+    c->own_phi_of[parity] = member.phi(b.engine, parity, side);
+  }
+  FillEpsilon(member, job.solver.epsilon, c);
 }
 // The rest, which a pass changes. By one thread, after FillShape.
-__device__ inline void FillState(const Member& member, int side, Pass pass, CloudContext* c) {
-  const int engine = c->block.engine;
-  const EngineState* state = member.state(engine);
-  const double epsilon = state->epsilon, point_scale = state->point_scale;
-  const PassView view = ViewOf(member, engine, side, pass);
-  c->phi = side == 0 ? view.phi[1] : view.phi[0];
-  c->log_weight = side == 0 ? view.log_weight[1] : view.log_weight[0];
-  c->own_phi = member.phi(engine, state->parity, side);
+__device__ inline void FillState(const Member& member, CloudContext* c) {
+  const EngineState* state = member.state(c->block.engine);
+  if (state->epsilon != c->epsilon) FillEpsilon(member, state->epsilon, c);  // While it is annealed.
+  c->phi = c->phi_of[state->parity];
+  c->own_phi = c->own_phi_of[state->parity];
   c->reference = c->phi[0];
-  c->scale = kLog2E / epsilon;
-  c->factor = ProductFactor(member.job, c->scale, point_scale);
-  const double rho = RhoOf(member.job, engine, side);
-  c->damping = isinf(rho) ? 1 : 1 / (1 + epsilon / rho);
+  c->factor = ProductFactor(c->unscaled_factor, state->point_scale);
 }
 
 }  // namespace cuda

@@ -96,13 +96,13 @@ struct Running {
       }
     }
   }
-  // The whole row's log2 sum, in the first of its four threads.
-  __device__ double Total(int row) const {
+  // The whole row's sum.
+  __device__ ScaledSum Total(int row) const {
     float largest = level[row];
     for (int lane = 1; lane <= 2; lane *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
     float total = sum[row] * FastExp2(level[row] - largest);
     for (int lane = 1; lane <= 2; lane *= 2) total += __shfl_xor_sync(0xffffffffu, total, lane);
-    return threadIdx.x % 4 == 0 ? largest + log2(static_cast<double>(total)) : 0;
+    return {largest, total};
   }
   // Of rows whose level was expected.
   __device__ bool IsSafe(int row) const {
@@ -112,17 +112,17 @@ struct Running {
   }
 };
 
-// A thread's two rows over all tiles of the block.
+// A thread's two rows over all tiles of the block. `term`: of this thread's column of the first.
 template <Level kLevel, Parts kParts, typename Columns, typename Cost>
-__device__ void SumTiles(const CloudContext& c, const float (&expected)[2], float (&terms)[kGroups][2][kCloudTile],
-                         Columns* stream, Cost* cost, Running* running) {
+__device__ void SumTiles(const CloudContext& c, const float (&expected)[2], const ColumnTerm& term,
+                         float (&terms)[kGroups][2][kCloudTile], Columns* stream, Cost* cost, Running* running) {
   const int group = threadIdx.x / 128, column = threadIdx.x % 128;
   const float factor = Cost::kIsProduct ? c.factor : 1;
   const int depths = kParts == Parts::kOne ? 1 : c.depths;
   running->Begin<kLevel>(expected);
   cost->Begin(c);
   const float off = kLevel == Level::kShared ? expected[0] : 0;
-  terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column), off);
+  terms[group][0][column] = c.TermOf(term, off);
   for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
     // Of the next tile: loaded now, used when it has come.
     const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
@@ -141,7 +141,7 @@ template <int kPlanes, Parts kParts, typename Cost>
 __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable table, int side, Pass pass) {
   __shared__ CloudContext c;
   __shared__ float terms[kGroups][2][kCloudTile];
-  __shared__ double sums[kCloudRows];
+  __shared__ ScaledSum sums[kCloudRows];
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   using Columns = Stream<kPlanes, kParts, kGroups>;
   __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
@@ -153,19 +153,24 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   const Member member{job, block.member};
   if (threadIdx.x == 0) {
     Columns::Init(full, empty);
-    FillShape(member, block, side, &c);
+    FillShape(member, block, side, pass, &c);
   }
+  __syncthreads();  // The shape is there.
   AwaitKernelBefore();
   const EngineState* state = member.state(block.engine);
   if (state->mode != kFloat || (pass == Pass::kIterate && state->stopped)) return;
-  if (threadIdx.x == 0) FillState(member, side, pass, &c);
-  const int row0 = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // This thread's rows: this and 8 more.
-  __syncthreads();                                                // The context is there.
+  // Potentials, all at once: of the block's first row, of this thread's rows (the first and 8 more), of its column.
+  const double *phi = c.phi_of[state->parity], *own_phi = c.own_phi_of[state->parity];
+  const int row0 = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const double own[3] = {own_phi[c.Row(0)], own_phi[c.Row(row0)], own_phi[c.Row(row0 + 8)]};
+  const ColumnTerm term = c.LoadTerm(phi, c.first_tile * kCloudTile + threadIdx.x % kCloudTile, phi[0]);
+  if (threadIdx.x == kCloudThreads - 32) FillState(member, &c);  // A warp that copies nothing.
+  Columns stream(c, full, empty);
+  stream.Begin();   // Points, which take longer, come after these.
+  __syncthreads();  // The context is there.
 
   // 2. Tiles of columns.
   Cost cost(member, c);
-  Columns stream(c, full, empty);
-  stream.Begin();
   Running running;
   // Products of more coordinates take longer than their exponentials either way, and leave rows further from what they
   // were.
@@ -173,33 +178,33 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   bool safe = known;
   if (known) {
     float expected[2];
-    const float first = c.ExpectedLevel(0), shared[2] = {first, first};
+    const float first = c.ExpectedLevel(c.Row(0), own[0]), shared[2] = {first, first};
     bool near = true;
     for (int row = 0; row < 2; ++row) {
-      expected[row] = c.ExpectedLevel(row0 + 8 * row);
-      near = near && (fabsf(expected[row] - first) < kSharedRange || !c.IsRow(row0 + 8 * row));
+      expected[row] = c.ExpectedLevel(c.Row(row0 + 8 * row), own[1 + row]);
+      near = near && fabsf(expected[row] - first) < kSharedRange;
     }
     if (__syncthreads_and(near) != 0) {
-      SumTiles<Level::kShared, kParts>(c, shared, terms, &stream, &cost, &running);
+      SumTiles<Level::kShared, kParts>(c, shared, term, terms, &stream, &cost, &running);
     } else {
-      SumTiles<Level::kExpected, kParts>(c, expected, terms, &stream, &cost, &running);
+      SumTiles<Level::kExpected, kParts>(c, expected, term, terms, &stream, &cost, &running);
     }
     for (int row = 0; row < 2; ++row) safe = (running.IsSafe(row) || !c.IsRow(row0 + 8 * row)) && safe;
   }
   if (__syncthreads_and(safe) == 0) {
     const float none[2] = {0, 0};
     if (known) stream.Begin();
-    SumTiles<Level::kLargest, kParts>(c, none, terms, &stream, &cost, &running);
+    SumTiles<Level::kLargest, kParts>(c, none, term, terms, &stream, &cost, &running);
   }
 
   // 3. What becomes of the rows.
   for (int row = 0; row < 2; ++row) {
-    const double total = running.Total(row);
+    const ScaledSum total = running.Total(row);
     if (threadIdx.x % 4 == 0) sums[row0 + 8 * row] = total;
   }
   __syncthreads();
-  const double lse = threadIdx.x < kCloudRows ? sums[threadIdx.x] + c.reference * c.scale : 0;
-  FinishRows(member, c.block, side, pass, 0, lse, Geometry::kCloud);
+  FinishRows(member, c.block, side, pass, 0, sums[threadIdx.x % kCloudRows], c.reference * c.scale, c.scale,
+             Geometry::kCloud);
 }
 
 }  // namespace cuda

@@ -80,7 +80,9 @@ class Stream {
     parts_ = Depths() + (kStays ? 0 : kAgain);
     steps_ = (c_.last_tile - c_.first_tile) * parts_;
     limit_ += steps_;
-    CopySteps(limit_ - steps_, min(limit_ - steps_ + kStage, limit_));
+    // A warp for each: a thread takes hundreds of cycles to begin a copy.
+    const int warp = threadIdx.x / 32, first = limit_ - steps_;
+    if (warp < kStage && first + warp < limit_) CopyStep(32 * warp, first + warp);
     if (kTurns && Group() == kGroups - 1) ArriveAt(kTurn, 256);
   }
 
@@ -108,7 +110,8 @@ class Stream {
         break;
     }
     if (kTurns) {
-      if (step - 2 >= limit_ - steps_ && step - 2 + kStage < limit_) CopySteps(step - 2 + kStage, step - 1 + kStage);
+      // The warpgroup that has its turn first: two steps later all others have had theirs.
+      if (step - 2 >= limit_ - steps_ && step - 2 + kStage < limit_) CopyStep(0, step - 2 + kStage);
       // The next warpgroup comes in while the last products of this one are made.
       WaitForProducts<1>();
       if (group != kGroups - 1 || step + 1 < limit_) ArriveAt(kTurn + (group + 1) % kGroups, 256);
@@ -126,7 +129,8 @@ class Stream {
     const int step = step_++;
     if (++part_ == parts_) part_ = 0;
     if (threadIdx.x % 128 == 0) Arrive(&empty_[step % kStage]);
-    if (!kTurns && step + kStage < limit_) CopySteps(step + kStage, step + kStage + 1);
+    // The last warpgroup, at once.
+    if (!kTurns && step + kStage < limit_) CopyStep(128 * (kGroups - 1), step + kStage);
   }
 
  private:
@@ -156,16 +160,12 @@ class Stream {
     CommitProducts();
   }
 
-  // Begins the copies of some steps, each when its stage is free. By a thread of the warpgroup that has its turn first:
-  // two steps later all others have had theirs; or of the last warpgroup, at once.
-  __device__ void CopySteps(int first, int last) {
-    if (threadIdx.x == (kTurns ? 0 : 128 * (kGroups - 1))) {
-      int part = first % parts_, tile = c_.first_tile + first % steps_ / parts_;
-      for (int step = first; step < last; ++step) {
-        if (step >= kStage) WaitForPhase(&empty_[step % kStage], (step / kStage - 1) & 1);
-        Copy(step, part, tile);
-        if (++part == parts_) part = 0, ++tile;
-      }
+  // Begins a step's copies when its stage is free. By one thread, whose warp calls it.
+  __device__ void CopyStep(int thread, int step) {
+    if (static_cast<int>(threadIdx.x) == thread) {
+      const int part = step % parts_, tile = c_.first_tile + step % steps_ / parts_;
+      if (step >= kStage) WaitForPhase(&empty_[step % kStage], (step / kStage - 1) & 1);
+      Copy(step, part, tile);
     }
     __syncwarp();
   }

@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
     const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
     __syncthreads();
     if (threadIdx.x == 0) {
-      FillShape(member, RowBlock{member.index, engine, block, rank, ranks}, pass_side, &c);
-      FillState(member, pass_side, Pass::kMeasure, &c);
+      FillShape(member, RowBlock{member.index, engine, block, rank, ranks}, pass_side, Pass::kMeasure, &c);
+      FillState(member, &c);
       Rows::Columns::Init(full[t], empty[t]);
     }
     __syncthreads();

@@ -83,10 +83,10 @@ __global__ void __launch_bounds__(kThreads, 2) HalfStepKernel(LaunchTable table,
   // 2. Their sums over this block's columns, then what follows.
   const TileContext c = MakeTileContext(job, b.member, b.engine, side, state->epsilon);
   const int tiles = static_cast<int>(CeilDiv(c.columns, kTile)), row0 = b.block * kTile;
-  const double lse = SumTiles<kSource, kMode>(c, ViewOf(member, b.engine, side, pass), row0,
+  const double lse = SumTiles<kSource, kMode>(c, ViewOf(member, b.engine, side, pass, state->parity), row0,
                                               static_cast<int>(int64_t{tiles} * b.split / b.splits),
                                               static_cast<int>(int64_t{tiles} * (b.split + 1) / b.splits));
-  FinishRows(member, b, side, pass, step, lse, Geometry::kPlain);
+  FinishRows(member, b, side, pass, step, lse, 0, c.scale, Geometry::kPlain);
 }
 
 template <Source kSource>

@@ -127,13 +127,13 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudSweepKernel(LaunchTable
   const int engine = block.rows.engine;
   if (threadIdx.x == 0) {
     Columns::Init(full, empty);
-    FillShape(member, block.rows, side, &c);
+    FillShape(member, block.rows, side, Pass::kMeasure, &c);
     v = VectorsOf(member, engine);
   }
   AwaitKernelBefore();
   if (member.state(engine)->mode != kFloat) return;
   if (threadIdx.x == 0) {
-    FillState(member, side, Pass::kMeasure, &c);
+    FillState(member, &c);
     any = SourcesOf(v, block.group, side, sources);
   }
   __syncthreads();  // The context is there.

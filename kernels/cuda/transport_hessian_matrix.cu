@@ -59,8 +59,8 @@ __device__ inline void BeginPass(const Member& member, const RowBlock& rows, int
                                  ProductVectors* v, uint64_t (&full)[2]) {
   __syncthreads();  // The pass before is over.
   if (threadIdx.x == 0) {
-    FillShape(member, rows, side, c);
-    FillState(member, side, Pass::kMeasure, c);
+    FillShape(member, rows, side, Pass::kMeasure, c);
+    FillState(member, c);
     *v = VectorsOf(member, rows.engine);
     InitBarrier(&full[0], 1);
     InitBarrier(&full[1], 1);

@@ -143,7 +143,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
     const int depths = Depths(), planes = Planes();
     // The first depth's smaller products are added while the sums are small (the first two always are).
     const int early = (planes == 2 ? 2 : 0) * (StepsOf(0) - 1);
-    const float factor = ProductFactor(job_, scale(), m_.state[0].point_scale, early);
+    const float factor = ProductFactor(UnscaledFactor(job_, scale(), early), m_.state[0].point_scale);
     // Code that runs once takes longer to arrive than to run: there is one copy of it for all columns.
 #pragma unroll 1
     for (int g = 0; g < S::kGroups; ++g) {
@@ -229,7 +229,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 
   // 16 columns by 8 rows at a time. `points`: a chunk of columns over kDepth coordinates.
   __device__ void MultiplyByWarps() {
-    const float factor = ProductFactor(job_, scale(), m_.state[0].point_scale);
+    const float factor = ProductFactor(UnscaledFactor(job_, scale()), m_.state[0].point_scale);
 #pragma unroll 1
     for (int g = 0; g < S::kGroups; ++g) {
       for (int depth = 0; depth < Depths(); ++depth) {

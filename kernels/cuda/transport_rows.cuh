@@ -3,6 +3,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ROWS_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ROWS_CUH_
 
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/transport_control.cuh"
 #include "kernels/cuda/transport_tile.cuh"
 
@@ -36,10 +37,9 @@ struct PassView {
   const double* phi[2];
   const double* log_weight[2];
 };
-__device__ inline PassView ViewOf(const Member& member, int engine, int side, Pass pass) {
+__device__ inline PassView ViewOf(const Member& member, int engine, int side, Pass pass, int parity) {
   const Job& job = member.job;
   PassView view;
-  const int parity = member.state(engine)->parity;
   for (int s = 0; s < 2; ++s) {
     if (pass == Pass::kBound) {
       view.phi[s] = member.At<double>(job.at.bound_psi[s]);
@@ -54,26 +54,67 @@ __device__ inline PassView ViewOf(const Member& member, int engine, int side, Pa
   return view;
 }
 
-// The parts' log2 sums to that of the row.
+// A row's sum over some of the columns: its log2, or `sum` times 2^level.
+struct ScaledSum {
+  float level, sum;
+};
+__device__ inline double LogOf(double log) { return log; }
+__device__ inline double LogOf(const ScaledSum& s) { return s.level + log2(static_cast<double>(s.sum)); }
+
+// log2 of the sum of a row's parts.
 __device__ inline double CombineParts(const double* parts, int splits, int64_t stride) {
   double max = kVoid, sum = 0;
   for (int k = 0; k < splits; ++k) max = fmax(max, __ldcg(parts + k * stride));
   for (int k = 0; k < splits; ++k) sum += exp2(__ldcg(parts + k * stride) - max);
   return max + log2(sum);
 }
+__device__ inline double CombineParts(const ScaledSum* parts, int splits, int64_t stride) {
+  constexpr int kTogether = 8;  // On their way at once.
+  constexpr float kNothing = static_cast<float>(kVoid);
+  float level = kNothing;
+  double sum = 0;
+  for (int first = 0; first < splits; first += kTogether) {
+    float2 part[kTogether];  // As ScaledSum.
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const auto* at = reinterpret_cast<const float2*>(parts + min(first + k, splits - 1) * stride);
+      part[k] = __ldcg(at);
+      if (first + k >= splits) part[k] = make_float2(kNothing, 0);
+    }
+    const float before = level;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) level = fmaxf(level, part[k].x);
+    sum *= FastExp2(before - level);
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) sum += part[k].y * FastExp2(part[k].x - level);
+  }
+  return level + log2(sum);
+}
 
 // ---- What becomes of a row's sum ----------------------------------------------------------------------------------
 
-__device__ inline void IterateRow(const Member& member, const RowBlock& b, int side, int i, double lse, double scale,
-                                  bool judged, BlockStats* stats) {
-  const Job& job = member.job;
+// A half step of a row, as it is before its sum is known: read before another block may end the pass.
+struct RowStep {
+  double phi, shift, mass;
+  double epsilon, relax;
+  int parity;
+};
+__device__ inline RowStep LoadRow(const Member& member, const RowBlock& b, int side, int i, bool judged) {
   const EngineState& state = *member.state(b.engine);
-  const double old = member.phi(b.engine, state.parity, side)[i];
-  const double shift = member.Shift(b.engine, side, i), rho = RhoOf(job, b.engine, side);
-  member.phi(b.engine, state.parity ^ 1, side)[i] = HalfStep(old, lse, scale, shift, state.epsilon, rho, state.relax);
-  if (!judged) return;
-  const double mass = member.mass(MeasureOf(b.engine, side))[i];
-  if (mass > 0) stats->error = mass * fabs(exp2(fma(old, scale, lse)) - TargetRatio(old + shift, rho));
+  const bool shifted = judged || !isinf(RhoOf(member.job, b.engine, side));
+  return {member.phi(b.engine, state.parity, side)[i],
+          shifted ? member.Shift(b.engine, side, i) : 0,
+          judged ? member.mass(MeasureOf(b.engine, side))[i] : 0,
+          state.epsilon,
+          state.relax,
+          state.parity};
+}
+__device__ inline void IterateRow(const Member& member, const RowBlock& b, int side, int i, const RowStep& row,
+                                  double lse, double scale, bool judged, BlockStats* stats) {
+  const double rho = RhoOf(member.job, b.engine, side);
+  member.phi(b.engine, row.parity ^ 1, side)[i] = HalfStep(row.phi, lse, scale, row.shift, row.epsilon, rho, row.relax);
+  if (!judged || !(row.mass > 0)) return;
+  stats->error = row.mass * fabs(exp2(fma(row.phi, scale, lse)) - TargetRatio(row.phi + row.shift, rho));
 }
 
 // A point at the final potentials.
@@ -128,25 +169,28 @@ __device__ inline BlockStats Combine(const BlockStats& a, const BlockStats& b) {
 __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out) {
   __shared__ BlockStats scratch[kMostWarps];
   BlockStats sum = own;
+  const auto combine_lanes = [&] {
 #pragma unroll 1
-  for (int lane = 16; lane > 0; lane /= 2) {
-    BlockStats other = {__shfl_xor_sync(0xffffffffu, sum.error, lane), 0, 0, 0, 0, 1};
-    if (whole) {
-      other.dual = __shfl_xor_sync(0xffffffffu, sum.dual, lane);
-      other.plan_mass = __shfl_xor_sync(0xffffffffu, sum.plan_mass, lane);
-      other.largest = __shfl_xor_sync(0xffffffffu, sum.largest, lane);
-      other.terms = __shfl_xor_sync(0xffffffffu, sum.terms, lane);
-      other.finite = __shfl_xor_sync(0xffffffffu, sum.finite, lane);
+    for (int lane = 16; lane > 0; lane /= 2) {
+      BlockStats other = {__shfl_xor_sync(0xffffffffu, sum.error, lane), 0, 0, 0, 0, 1};
+      if (whole) {
+        other.dual = __shfl_xor_sync(0xffffffffu, sum.dual, lane);
+        other.plan_mass = __shfl_xor_sync(0xffffffffu, sum.plan_mass, lane);
+        other.largest = __shfl_xor_sync(0xffffffffu, sum.largest, lane);
+        other.terms = __shfl_xor_sync(0xffffffffu, sum.terms, lane);
+        other.finite = __shfl_xor_sync(0xffffffffu, sum.finite, lane);
+      }
+      sum = Combine(sum, other);
     }
-    sum = Combine(sum, other);
-  }
+  };
+  combine_lanes();
   __syncthreads();  // What is there has been read.
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = sum;
   __syncthreads();
-  if (threadIdx.x != 0) return;
-#pragma unroll 1
-  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) sum = Combine(sum, scratch[warp]);
-  *out = sum;
+  if (threadIdx.x >= 32) return;
+  sum = threadIdx.x < blockDim.x / 32 ? scratch[threadIdx.x] : BlockStats{0, 0, 0, 0, 0, 1};
+  combine_lanes();
+  if (threadIdx.x == 0) *out = sum;
 }
 
 // The sums of all row blocks' errors, and whether potentials are finite.
@@ -161,7 +205,7 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
     if (pass == Pass::kMeasure) finite = fmin(finite, __ldcg(&stats[k].finite));
   }
   error = BlockSum(error, scratch);
-  finite = -BlockMax(-finite, scratch);
+  if (pass == Pass::kMeasure) finite = -BlockMax(-finite, scratch);
   if (threadIdx.x != 0) return;
   EngineState* state = member.state(b.engine);
   if (pass == Pass::kIterate) {
@@ -175,42 +219,52 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
   if (side == 1) state->converged = fmax(state->error[0], state->error[1]) <= job.solver.tolerance;
 }
 
-// What follows when row threadIdx.x of this block knows its log2 sum over this block's columns: parts are combined,
-// rows move, and the last block of an engine decides how it goes on. All threads call it.
-__device__ inline void FinishRows(const Member& member, const RowBlock& b, int side, Pass pass, int step, double lse,
-                                  Geometry geometry) {
+// The state after a columns' pass that is not judged. By the last thread.
+__device__ inline void MoveState(const Member& member, int engine) {
+  if (threadIdx.x + 1 != blockDim.x) return;
+  EngineState next = *member.state(engine);  // Loads and stores together.
+  EndColumns(member.job, engine, &next, 0);
+  *member.state(engine) = next;
+}
+
+// What follows when row threadIdx.x of this block knows its sum over this block's columns, `part` times 2^offset: parts
+// are combined, rows move, and the last block of an engine decides how it goes on. All threads call it; the last has no
+// row.
+template <typename Part>
+__device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pass pass, int step, Part part,
+                           double offset, double scale, Geometry geometry) {
+  static_assert(sizeof(Part) == sizeof(double), "partial");
   const Job& job = member.job;
   const int rows = EngineSize(job, b.engine, side), tile = RowsOf(job, side, geometry);
-  const int i = b.block * tile + threadIdx.x;
+  const int i = b.block * tile + threadIdx.x, blocks = RowBlocks(job, b.engine, side, geometry);
   const bool mine = threadIdx.x < tile && i < rows;
-  const double scale = kLog2E / member.state(b.engine)->epsilon;
   unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + b.engine * job.at.arrival_stride;
+  unsigned* all_arrivals = arrivals + job.at.arrival_stride - 1;
+  // With a fixed number of iterations residuals decide nothing, and the state moves on while rows are finished.
+  const bool judged = pass != Pass::kIterate || job.solver.tolerance > 0, moves = !judged && side == 1;
+  RowStep row = {};
+  if (mine && pass == Pass::kIterate) row = LoadRow(member, b, side, i, judged);
+  double lse = mine && b.splits == 1 ? LogOf(part) + offset : 0;
   if (b.splits > 1) {
-    double* parts = member.At<double>(job.at.partial[b.engine]);
-    if (mine) parts[int64_t{b.split} * rows + i] = lse;
-    if (!LastToArrive(arrivals + b.block, b.splits)) return;
-    if (mine) lse = CombineParts(parts + i, b.splits, rows);
+    Part* parts = member.At<Part>(job.at.partial[b.engine]);
+    if (mine) parts[int64_t{b.split} * rows + i] = part;
+    const LastOf last = LastToArrive(arrivals + b.block, b.splits, all_arrivals, moves ? blocks * b.splits : 0);
+    if (last.second) MoveState(member, b.engine);
+    if (!last.first) return;
+    if (mine) lse = CombineParts(parts + i, b.splits, rows) + offset;
+  } else if (moves && LastToArrive(all_arrivals, blocks)) {
+    MoveState(member, b.engine);
   }
-  // With a fixed number of iterations residuals decide nothing.
-  const bool judged = pass != Pass::kIterate || job.solver.tolerance > 0;
   BlockStats stats = {0, 0, 0, 0, 0, 1};
-  if (mine && pass == Pass::kIterate) IterateRow(member, b, side, i, lse, scale, judged, &stats);
+  if (mine && pass == Pass::kIterate) IterateRow(member, b, side, i, row, lse, scale, judged, &stats);
   if (mine && pass == Pass::kMeasure) MeasureRow(member, b, side, i, lse, scale, &stats);
   if (mine && pass == Pass::kBound) BoundRow(member, side, step, i, lse, scale, &stats);
-  if (!judged && side == 0) return;
-  if (judged) {
-    StoreStats(
-        stats, pass == Pass::kMeasure,
-        (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
-  }
+  if (!judged) return;
+  StoreStats(
+      stats, pass == Pass::kMeasure,
+      (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
   if (pass == Pass::kBound) return;
-  const int blocks = RowBlocks(job, b.engine, side, geometry);
-  if (!LastToArrive(arrivals + job.at.arrival_stride - 1, blocks)) return;
-  if (judged) return EndPass(member, b, side, pass, blocks);
-  if (threadIdx.x != 0) return;
-  EngineState next = *member.state(b.engine);
-  EndColumns(job, b.engine, &next, 0);
-  *member.state(b.engine) = next;
+  if (LastToArrive(all_arrivals, blocks)) EndPass(member, b, side, pass, blocks);
 }
 
 }  // namespace cuda
