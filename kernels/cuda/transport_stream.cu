@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) StreamEndKernel(LaunchTable table, P
     const double lse = log2(sum) - term - reference * scale;
     if (!IsSafe(static_cast<float>(sum))) state->bad = 1;
     if (pass == Pass::kIterate) {
-      IterateRow(member, block, 1, j, lse, scale, judged, &stats);
+      IterateRow(member, block, 1, j, LoadRow(member, block, 1, j, judged), lse, scale, judged, &stats);
     } else {
       MeasureRow(member, block, 1, j, lse, scale, &stats);
     }
