@@ -157,7 +157,7 @@ __device__ bool EndSlab(const Member& member, const Slab& s, Pass pass, bool jud
     safe = safe && IsSafe(sum);
     BlockStats own = {0, 0, 0, 0, 0, 1};
     if (pass == Pass::kIterate) {
-      IterateRow(member, block, 0, i, lse, s.scale, judged, &own);
+      IterateRow(member, block, 0, i, LoadRow(member, block, 0, i, judged), lse, s.scale, judged, &own);
     } else {
       MeasureRow(member, block, 0, i, lse, s.scale, &own);
     }
