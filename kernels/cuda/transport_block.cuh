@@ -163,12 +163,13 @@ __device__ inline double BlockMax(double value, double* scratch) {
 }
 
 // Counts the arrivals of `expected` blocks at a counter that is 0 before and after; true in the last one, which then
-// sees what the others wrote before (past the first cache: __ldcg). By one thread.
+// sees what the others wrote before (past the first cache: __ldcg). By one thread, after a barrier: it speaks for all of
+// the block's writes.
 __device__ inline bool CountArrival(unsigned* counter, unsigned expected) {
-  __threadfence();  // With the barrier before it: of all the block's writes.
-  const bool last = atomicAdd(counter, 1u) + 1 == expected;
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  const bool last = before + 1 == expected;
   if (last) *counter = 0;
-  __threadfence();
   return last;
 }
 // The same by a block: all its threads call it.

@@ -85,7 +85,8 @@ __device__ inline double UnscaledFactor(const Job& job, double scale, int early 
   return 2 * job.in.kappa * scale * kept;
 }
 __device__ inline float ProductFactor(double unscaled, double point_scale) {
-  return static_cast<float>(unscaled / (point_scale * point_scale));
+  const double inverse = __hiloint2double(0x7fe00000 - __double2hiint(point_scale), 0);  // Of a power of two.
+  return static_cast<float>(unscaled * inverse * inverse);
 }
 
 __device__ inline void FillEpsilon(const Member& member, double epsilon, CloudContext* c) {
