@@ -194,7 +194,9 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   if (__syncthreads_and(safe) == 0) {
     const float none[2] = {0, 0};
     if (known) stream.Begin();
-    SumTiles<Level::kLargest, kParts>(c, none, term, terms, &stream, &cost, &running);
+    // Its term once more, for which the registers of the tiles before have no room.
+    const ColumnTerm again = c.LoadTerm(c.first_tile * kCloudTile + threadIdx.x % kCloudTile);
+    SumTiles<Level::kLargest, kParts>(c, none, again, terms, &stream, &cost, &running);
   }
 
   // 3. What becomes of the rows.
