@@ -163,8 +163,8 @@ __device__ inline double BlockMax(double value, double* scratch) {
 }
 
 // Counts the arrivals of `expected` blocks at a counter that is 0 before and after; true in the last one, which then
-// sees what the others wrote before (past the first cache: __ldcg). By one thread, after a barrier: it speaks for all of
-// the block's writes.
+// sees what the others wrote before (past the first cache: __ldcg). By one thread, after a barrier, for all that the
+// block wrote.
 __device__ inline bool CountArrival(unsigned* counter, unsigned expected) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
