@@ -3,7 +3,7 @@
 // what is still enqueued.
 #include <algorithm>
 #include <array>
-#include <map>
+#include <tuple>
 #include <vector>
 
 #include "kernels/cuda/transport_hessian.h"
@@ -32,10 +32,8 @@ class ProductSlice : private SliceLaunches {
  private:
   template <typename Visit>
   void ForEachMode(const Set& among, Visit visit) {
-    for (Mode mode : kModes) {
-      const Set set = Among(among, [mode](const TransportResident& r) { return r.Has(mode); });
-      if (!set.empty()) visit(set, mode);
-    }
+    const auto modes = ByKind<Mode>(among, [](const TransportResident& r, auto add) { AddModes(r, add); });
+    for (const auto& [mode, set] : modes) visit(set, mode);
   }
 
   // Cosines' way to the unit sphere and back.
@@ -80,11 +78,9 @@ class ProductSlice : private SliceLaunches {
   }
   template <typename BlocksOf, typename Launch>
   void ForEachMatrixKind(const Set& among, BlocksOf blocks_of, Launch launch) {
-    std::map<std::array<int, 3>, Set> kinds;
-    for (int k : among) {
-      const Job& job = residents()[k]->job();
-      kinds[{PlanesOf(job), CloudRowBytes(job.dim), MatrixRanks(job)}].push_back(k);
-    }
+    const auto kinds = ByKind<std::array<int, 3>>(among, [](const TransportResident& r, auto add) {
+      add({PlanesOf(r.job()), CloudRowBytes(r.job().dim), MatrixRanks(r.job())});
+    });
     for (const auto& [kind, set] : kinds) {
       const int planes = kind[0], ranks = kind[2], dim = residents()[set[0]]->job().dim;
       const Table table = TableOf(set, [=](const Job& job) { return job.count * blocks_of(job); });
@@ -100,26 +96,26 @@ class ProductSlice : private SliceLaunches {
     Table side[2];
   };
   std::vector<SweepTables> SweepsOf(const Set& among) {
-    std::vector<SweepTables> tables;
-    ForEachMode(among, [&](const Set& of_mode, Mode mode) {
-      std::map<std::array<int, 3>, Set> kinds;
-      for (int k : of_mode) {
-        const Job& job = residents()[k]->job();
-        const int planes = PlanesOf(job);
-        std::array<int, 3> kind = {planes, static_cast<int>(PartsOf(planes, job.dim)), job.in.hessian.count == 1};
-        if (mode != kFloat) kind[0] = kind[1] = 0;
-        kinds[kind].push_back(k);
-      }
-      for (const auto& [kind, set] : kinds) {
-        SweepTables sweep{mode, kind[0], 0, kind[2] != 0, residents()[set[0]]->job().hopper, {}};
-        for (int k : set) sweep.dim = std::max(sweep.dim, residents()[k]->job().dim);
-        for (int side = 0; side < 2; ++side) {
-          sweep.side[side] =
-              TableOf(set, [mode, side](const Job& job) { return job.count * SweepBlocks(job, mode, side); });
-        }
-        tables.push_back(sweep);
-      }
+    using Kind = std::tuple<Mode, int, int, bool>;  // Planes and parts of clouds in float32.
+    const auto kinds = ByKind<Kind>(among, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      const int planes = PlanesOf(job), parts = static_cast<int>(PartsOf(planes, job.dim));
+      AddModes(r, [&](Mode mode) {
+        const bool clouds = mode == kFloat;
+        add({mode, clouds ? planes : 0, clouds ? parts : 0, job.in.hessian.count == 1});
+      });
     });
+    std::vector<SweepTables> tables;
+    for (const auto& [kind, set] : kinds) {
+      const auto [mode, planes, parts, alone] = kind;
+      SweepTables sweep{mode, planes, 0, alone, residents()[set[0]]->job().hopper, {}};
+      for (int k : set) sweep.dim = std::max(sweep.dim, residents()[k]->job().dim);
+      for (int side = 0; side < 2; ++side) {
+        sweep.side[side] =
+            TableOf(set, [mode = mode, side](const Job& job) { return job.count * SweepBlocks(job, mode, side); });
+      }
+      tables.push_back(sweep);
+    }
     return tables;
   }
 

@@ -3,7 +3,6 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_LAUNCHES_H_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_LAUNCHES_H_
 
-#include <cstring>
 #include <functional>
 #include <map>
 #include <utility>
@@ -101,6 +100,14 @@ class SliceLaunches {
     return kinds;
   }
 
+  // add(mode) for each that the resident has.
+  template <typename Add>
+  static void AddModes(const TransportResident& r, Add add) {
+    for (Mode mode : kModes) {
+      if (r.Has(mode)) add(mode);
+    }
+  }
+
   // A table over the set, with `blocks_of` blocks for each job.
   template <typename BlocksOf>
   Table TableOf(const Set& set, BlocksOf blocks_of) {
@@ -127,7 +134,7 @@ class SliceLaunches {
   const std::vector<TransportResident*>& residents() const { return residents_; }
 
  private:
-  // Kept between slices: pages that are new take longer than what is written to them.
+  // Kept between slices, of which a thread lays out one at a time: new pages take longer than what is written to them.
   static std::vector<char>& Bytes() {
     thread_local std::vector<char> bytes;
     return bytes;

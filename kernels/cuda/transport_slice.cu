@@ -94,10 +94,10 @@ class Slice : private SliceLaunches {
     using Kind = std::tuple<Source, Mode, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Source source = SourceOf(r.job());
-      for (Mode mode : kModes) {
-        if (!r.Has(mode) || (mode == kFloat && r.OnChip())) continue;
+      AddModes(r, [&](Mode mode) {
+        if (mode == kFloat && r.OnChip()) return;
         add({source, mode, source != Source::kCosts && mode == kFloat ? KindOf(r.job()) : 0});
-      }
+      });
     });
     std::vector<PassTables> tables;
     for (const auto& [kind, chosen] : kinds) {
@@ -218,9 +218,9 @@ class Slice : private SliceLaunches {
     using Kind = std::tuple<int, Source, Mode>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       for (int side = 0; side < 2; ++side) {
-        for (Mode mode : kModes) {
-          if (r.Has(mode) && ApplyBlocks(r.job(), mode, side) > 0) add({side, SourceOf(r.job()), mode});
-        }
+        AddModes(r, [&](Mode mode) {
+          if (ApplyBlocks(r.job(), mode, side) > 0) add({side, SourceOf(r.job()), mode});
+        });
       }
     });
     for (const auto& [kind, chosen] : kinds) {
@@ -272,10 +272,7 @@ class Slice : private SliceLaunches {
 
   void Linear(const Set& set) {
     const auto modes = ByKind<Mode>(set, [](const TransportResident& r, auto add) {
-      if (LinearBlocks(r.job()) == 0) return;
-      for (Mode mode : kModes) {
-        if (r.Has(mode)) add(mode);
-      }
+      if (LinearBlocks(r.job()) > 0) AddModes(r, add);
     });
     for (const auto& [mode, chosen] : modes) {
       const Table table = TableOf(chosen, [](const Job& job) { return job.count * LinearBlocks(job); });
@@ -288,9 +285,7 @@ class Slice : private SliceLaunches {
   void Sparse(const Set& set) {
     using Kind = std::pair<Source, Mode>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
-      for (Mode mode : kModes) {
-        if (r.Has(mode)) add({SourceOf(r.job()), mode});
-      }
+      AddModes(r, [&](Mode mode) { add({SourceOf(r.job()), mode}); });
     });
     for (bool storing : {false, true}) {
       for (const auto& [kind, chosen] : kinds) {

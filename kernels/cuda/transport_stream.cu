@@ -238,10 +238,7 @@ __global__ void __launch_bounds__(kThreads) StreamEndKernel(LaunchTable table, P
     }
     return;
   }
-  if (!judged) {
-    if (threadIdx.x == 0) EndColumns(job, 0, state, 0);
-    return;
-  }
+  if (!judged) return MoveState(member, 0);
   EndPass(member, block, 0, pass, slabs);
   __syncthreads();
   if (pass == Pass::kIterate && state->stopped) return;  // The potentials before were the answer.
