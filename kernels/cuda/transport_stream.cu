@@ -238,7 +238,10 @@ __global__ void __launch_bounds__(kThreads) StreamEndKernel(LaunchTable table, P
     }
     return;
   }
-  if (!judged) return MoveState(member, 0);
+  if (!judged) {  // Not by MoveState, whose copy of the state would lie in local memory here.
+    if (threadIdx.x == 0) EndColumns(job, 0, state, 0);
+    return;
+  }
   EndPass(member, block, 0, pass, slabs);
   __syncthreads();
   if (pass == Pass::kIterate && state->stopped) return;  // The potentials before were the answer.
