@@ -51,8 +51,8 @@ constexpr int kTurn = 1;   // Names of barriers: whose turn it is at the matrix 
 constexpr int kTerms = 5;  // and a warpgroup's terms.
 
 // The copies and products of a block of kGroups warpgroups. kAgain: the columns of so many
-// parts of the coordinates are wanted once more after a tile's products.
-template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0>
+// parts of the coordinates are wanted once more after a tile's products; or, without kProducts, they alone (kFew).
+template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0, bool kProducts = true>
 class Stream {
  public:
   static constexpr int kStage = StagesOf(kPlanes, kParts, kGroups), kRowTiles = kGroups / 2;
@@ -74,10 +74,11 @@ class Stream {
     }
     FenceBarriers();
   }
-  // The tiles once more, from the first on. Parts from `again` on are wanted again (the last, where there are no more).
-  __device__ void Begin(int again = 0) {
+  // The tiles once more, from the first on. `count` parts from `again` on are wanted again (the last, where there are
+  // no more).
+  __device__ void Begin(int again = 0, int count = kAgain) {
     again_ = again;
-    parts_ = Depths() + (kStays ? 0 : kAgain);
+    parts_ = Depths() + (kStays ? 0 : count);
     steps_ = (c_.last_tile - c_.first_tile) * parts_;
     limit_ += steps_;
     // A warp for each: a thread takes hundreds of cycles to begin a copy.
@@ -138,7 +139,7 @@ class Stream {
     return (SharedAddress(DynamicShared()) + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
   }
   __device__ static int Group() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
-  __device__ int Depths() const { return kParts == Parts::kOne ? 1 : c_.depths; }
+  __device__ int Depths() const { return !kProducts ? 0 : kParts == Parts::kOne ? 1 : c_.depths; }
 
   // Two groups of products, the last steps' apart: the next warpgroup comes in while they are made. Products of two
   // warpgroups at once take longer than one after the other, so that is no earlier than it pays.
@@ -171,7 +172,8 @@ class Stream {
   }
   __device__ void Copy(int step, int part, int tile) {
     const int stage = step % kStage;
-    const int depth = part < Depths() ? part : min(again_ + part - Depths(), Depths() - 1);
+    const int last = (kProducts ? Depths() : c_.depths) - 1;
+    const int depth = part < Depths() ? part : min(again_ + part - Depths(), last);
     const unsigned bytes = places_.tile_bytes;
     const bool rows = part < Depths() && (kParts == Parts::kMany || step < Depths());
     ArriveExpecting(&full_[stage], rows ? (kRowTiles + 1) * bytes : bytes);

@@ -51,6 +51,7 @@ Layout LayoutOf(const Job& job) {
   Partition part;
   const int64_t size[2] = {job.size[0], job.size[1]}, dim = job.dim;
   const int64_t most = std::max(size[0], size[1]), blocks = CeilDiv(most, kTile);
+  int64_t densities = 0;
   at.state = part.Take(job.engines * sizeof(EngineState));
   at.arrival_stride = blocks + 1;
   at.arrivals = part.Take(job.engines * at.arrival_stride * sizeof(unsigned));
@@ -70,6 +71,9 @@ Layout LayoutOf(const Job& job) {
       if (IsCosine(job) || from_halves) at.length[side] = part.Take(vector);
       if (IsCosine(job) && WantsGradient(job, side)) at.gradient[side] = part.Take(vector * dim);
       at.chunk_sums[side] = part.Take(CeilDiv(size[side], ChunkPoints(size[side])) * 3 * dim * sizeof(double));
+    }
+    if (MayHaveHalves(job) && SourceOf(job) == Source::kProducts && HasWideGradient(job) && MakesMeans(job, side)) {
+      densities = std::max(densities, WideBytes(job, side));
     }
     if (job.wants_bound) {
       at.bound_psi[side] = part.Take(vector);
@@ -94,6 +98,7 @@ Layout LayoutOf(const Job& job) {
     }
     at.partial[e] = part.Take(partial * sizeof(double));
   }
+  at.densities = part.Take(densities);
   if (IsAccelerated(job)) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
@@ -111,8 +116,8 @@ Layout LayoutOf(const Job& job) {
   return at;
 }
 
-// Parts of a pass's columns that take the least time on a whole device: waves of blocks, each as long as its tiles and
-// what a block has to do beside them.
+}  // namespace
+
 int CloudSplits(int64_t rows, int64_t columns, int dim) {
   constexpr int64_t kMostSplits = 64;
   const int64_t blocks = CeilDiv(rows, kCloudRows), tiles = CeilDiv(columns, kCloudTile);
@@ -128,8 +133,6 @@ int CloudSplits(int64_t rows, int64_t columns, int dim) {
   }
   return best;
 }
-
-}  // namespace
 
 Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   Job job = {};

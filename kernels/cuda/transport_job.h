@@ -15,6 +15,10 @@ struct DeviceKernels {
 // All but the workspace's address, whose layout does not depend on the device.
 Job JobOf(const Problem& problem, const DeviceKernels& kernels);
 
+// Parts of a pass's columns that take the least time on a whole device: waves of blocks, each as long as its tiles and
+// what a block has to do beside them.
+int CloudSplits(int64_t rows, int64_t columns, int dim);
+
 // Of one iteration of all members, launches left out.
 double IterationSeconds(const Job& job);
 

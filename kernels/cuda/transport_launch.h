@@ -104,11 +104,26 @@ void LaunchTurn(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 // ---- transport_gradient.cu: gradients and projections of points, of jobs in float32 that HasGradientKernel --------
 // Jobs of one launch have the same planes and GradientRanks, and dims that lie alike (CloudRowBytes, PartsOf); `dim`:
 // the largest.
-constexpr int kGradientRanksMost = 8;
 int GradientRanks(const Job& job, int side);
 int64_t GradientBlocks(const Job& job, int side);
 void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, int side,
                     cudaStream_t stream);
+
+// ---- transport_gradient_wide.cu: the same for jobs that HasWideGradient, a chunk of rows after the other ----------
+// Jobs of one launch have the same planes, PartsOf and WideLaunchOf; `dim`: the largest.
+struct WideLaunch {
+  int splits;  // Parts of the columns that blocks make densities of,
+  int ranks;   // and that those of a cluster add up.
+};
+WideLaunch WideLaunchOf(const Job& job, int side);
+int WideChunks(const Job& job, int side);
+// None for chunks that a job does not have.
+int64_t DensityBlocks(const Job& job, int side, int chunk);
+void LaunchDensities(const LaunchTable& table, int64_t blocks, int planes, int dim, int splits, int side, int chunk,
+                     cudaStream_t stream);
+int64_t WideBlocks(const Job& job, int side, int chunk);
+void LaunchWideGradient(const LaunchTable& table, int64_t blocks, int planes, int ranks, int side, int chunk,
+                        cudaStream_t stream);
 
 // ---- transport_finish.cu ------------------------------------------------------------------------------------------
 // Blocks of a member: BoundBlocks.

@@ -209,6 +209,7 @@ class Slice : private SliceLaunches {
     Apply(set);
     Linear(set);
     Gradients(set);
+    WideGradients(set);
     OtherGradients(set);
     Sparse(Among(set, [](const TransportResident& r) { return r.job().out.sparse_plan.max_entries > 0; }));
     Bound(Among(set, [](const TransportResident& r) { return r.job().wants_bound; }));
@@ -255,6 +256,39 @@ class Slice : private SliceLaunches {
       Later(table, [=](const LaunchTable& t, int64_t blocks) {
         LaunchGradient(t, blocks, planes, dim, ranks, side, stream());
       });
+    }
+  }
+
+  void WideGradients(const Set& set) {
+    using Kind = std::array<int, 5>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || !HasWideGradient(job)) return;
+      for (int side = 0; side < 2; ++side) {
+        if (!MakesMeans(job, side)) continue;
+        const WideLaunch launch = WideLaunchOf(job, side);
+        const int planes = PlanesOf(job), parts = static_cast<int>(PartsOf(planes, job.dim));
+        add({side, planes, parts, launch.splits, launch.ranks});
+      }
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const auto [side, planes, parts, splits, ranks] = kind;
+      int dim = 0, chunks = 0;
+      for (int k : jobs) {
+        dim = std::max(dim, residents()[k]->job().dim);
+        chunks = std::max(chunks, WideChunks(residents()[k]->job(), side));
+      }
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const Table densities =
+            TableOf(jobs, [&, side = side](const Job& job) { return DensityBlocks(job, side, chunk); });
+        Later(densities, [=, side = side, planes = planes, splits = splits](const LaunchTable& t, int64_t blocks) {
+          LaunchDensities(t, blocks, planes, dim, splits, side, chunk, stream());
+        });
+        const Table means = TableOf(jobs, [&, side = side](const Job& job) { return WideBlocks(job, side, chunk); });
+        Later(means, [=, side = side, planes = planes, ranks = ranks](const LaunchTable& t, int64_t blocks) {
+          LaunchWideGradient(t, blocks, planes, ranks, side, chunk, stream());
+        });
+      }
     }
   }
 

@@ -75,11 +75,13 @@ struct Layout {
   int64_t linear_value;      // double[row blocks]: sum P z of a row block, or sum P C
   int64_t row_mass;          // double[n]: of entries found; sparse plans
   int64_t bound_psi[2], bound_log_weight[2], bound_lack[2], bound_partial, bound_stats;
-  int64_t bytes;  // Of a member.
+  int64_t densities;  // Of a chunk of rows, as matrix fragments: transport_gradient_wide.cu
+  int64_t bytes;      // Of a member.
 };
 
-// One resident problem. Passed by address in device memory; plain data.
-struct Job {
+// One resident problem. Passed by address in device memory; plain data. Aligned as its copies in shared memory: behind
+// one of an odd number of words half steps of distances spill.
+struct alignas(16) Job {
   int64_t count;
   int32_t size[2];  // n, m
   int32_t dim;

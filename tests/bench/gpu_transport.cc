@@ -391,6 +391,12 @@ std::vector<Row> Rows(const std::string& argument) {
         });
       }
     }
+    // More than one chunk of densities.
+    for (int64_t dim : {200, 300}) {
+      add("checks", [&](Row* r) {
+        r->n = 1500, r->m = 1290, r->dim = dim, r->repeats = 1, r->epsilon = 0.01 * dim, r->gradient = true;
+      });
+    }
     const int64_t shapes[][3] = {{3, 64, 50},      {3, 65, 128},    {3, 129, 250},  {3, 300, 257},
                                  {3, 17, 500},     {3, 512, 511},   {2, 513, 300},  {1, 2048, 4096},
                                  {1, 4000, 16384}, {1, 3000, 1000}, {2, 1500, 2052}};
@@ -408,7 +414,7 @@ std::vector<Row> Rows(const std::string& argument) {
   }
   // Little of every kernel, for a sanitizer.
   if (chosen == "tiny") {
-    for (int64_t dim : {3, 20, 64, 100}) {
+    for (int64_t dim : {3, 20, 64, 100, 200}) {
       for (Precision precision : {Precision::kStrict, Precision::kFast}) {
         add("tiny",
             [&](Row* r) { r->n = 600, r->m = 520, r->dim = dim, r->precision = precision, r->gradient = true; });

@@ -64,6 +64,15 @@ TEST_P(OutputsTest, Shapes) {
   }
 }
 
+// So many that a backend may take coordinates, and rows, part by part.
+TEST_P(OutputsTest, ManyCoordinates) {
+  const int64_t shapes[][3] = {{300, 520, 193}, {40, 30, 784}};
+  for (const auto& [n, m, dim] : shapes) {
+    const std::string name = absl::StrCat("clouds ", n, " x ", m, " d ", dim);
+    CheckBothPrecisions(Everything(RandomClouds(n, m, dim, 0.02 * dim, 23), name, 3));
+  }
+}
+
 TEST_P(OutputsTest, Relaxed) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double pairs[][2] = {{0.5, 0.5}, {infinity, 0.3}, {2, infinity}};

@@ -1,0 +1,153 @@
+// What the kernels for gradients to points and projections of clouds share: densities as matrix fragments, the rows'
+// sums of the other cloud's points, which the blocks of a cluster add up, and what becomes of them.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_GRADIENT_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_GRADIENT_CUH_
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_cloud.cuh"
+#include "kernels/cuda/transport_cluster.cuh"
+#include "kernels/cuda/transport_fragments.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+constexpr int kGradientRows = 128;  // Of a block that adds up points.
+constexpr int kGradientGroups = 2;  // Its warpgroups, of 64 rows each.
+
+// Of dynamic shared memory, to combine sums.
+constexpr size_t PointSumBytes(int again, int columns) { return again * columns / 2 * kThreads * sizeof(float); }
+
+#if SINKHORN_HOPPER
+
+constexpr float kDensityBits = 12;  // Densities, at most about 1, are multiplied by 2^12: halves keep small ones.
+
+// What a row adds to exponents, so that they are of its densities divided by their sum, times 2^kDensityBits. `ratio`:
+// that sum, over the row's mass.
+__device__ inline float DensityLevel(const CloudContext& c, int i, double ratio) {
+  return ratio > 0 ? static_cast<float>((c.own_phi[i] + c.reference) * c.scale - log2(ratio)) + kDensityBits
+                   : static_cast<float>(kVoid);
+}
+
+// A tile's densities, whose exponents are acc * factor + terms + level, as matrix fragments: use(k, high, low), of 16
+// columns each.
+template <typename Use>
+__device__ void EachFragment(float factor, const float (&acc)[16][4], const float* terms, const float (&level)[2],
+                             Use use) {
+  const float2* mine = reinterpret_cast<const float2*>(terms) + threadIdx.x % 4;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      const int j = 2 * k + q;
+      const float2 term = mine[4 * j];
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float p0 = FastExp2(fminf(fmaf(acc[j][2 * row], factor, term.x) + level[row], 15.5f));
+        const float p1 = FastExp2(fminf(fmaf(acc[j][2 * row + 1], factor, term.y) + level[row], 15.5f));
+        Split(p0, p1, &high[2 * q + row], &low[2 * q + row]);
+      }
+    }
+    use(k, high, low);
+  }
+}
+
+// A thread's sums: of two rows, 8 apart, for kAgain parts of kColumns coordinates.
+template <int kAgain, int kColumns>
+struct PointSums {
+  static constexpr int kEntries = kAgain * kColumns / 2;
+
+  float total[kAgain][kColumns / 8][4];
+
+  __device__ void Scale(float first, float second) {
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) {
+      float& entry = total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
+      entry *= e % 4 / 2 == 0 ? first : second;
+    }
+  }
+  // Over the cluster, each block some of them: store(0 or 1 for the row, coordinate from the first part's first, sum).
+  // All threads of the cluster call it.
+  template <typename Store>
+  __device__ void Combine(int rank, int ranks, Store store) const {
+    float* mine = reinterpret_cast<float*>(DynamicShared()) + threadIdx.x;
+    __syncthreads();  // The last tile has been read.
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) mine[e * kThreads] = total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
+    SyncCluster();
+    const int share = kEntries / ranks;
+    for (int e = rank * share; e < (rank + 1) * share; ++e) {
+      float sum = 0;
+      for (int k = 0; k < ranks; ++k) sum += LoadRemote(mine + e * kThreads, k);
+      const int q = e % (kColumns / 2);
+      store(e % 4 / 2, e / (kColumns / 2) * kDepth + q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2, sum);
+    }
+    SyncCluster();
+    FenceCopies();  // Copies may come again.
+  }
+};
+
+// What becomes of a row's sums, which are of densities divided by their sum:
+//   mean_i = sum_j P_ij y_j / sum_j P_ij;  d value / d x_i = 2 kappa sum_j P_ij (x_i - mean_i)
+// Of negative dots x_i is no part of it. Projections of cosines are of other points: transport_apply.cu.
+struct PointOutputs {
+  const Member& member;
+  const int side;
+  const bool projects, moves;  // Projections are wanted; gradients.
+  const double* const points;
+  const double* const centre;
+  const double* const theirs;
+  const double unscale;
+
+  __device__ PointOutputs(const Member& member, int side)
+      : member(member),
+        side(side),
+        projects(ProjectionOf(member.job, side).data != nullptr && !IsCosine(member.job)),
+        moves(WantsGradient(member.job, side)),
+        points(member.At<double>(member.job.at.points64[side])),
+        centre(member.At<double>(member.job.at.centre[side])),
+        theirs(member.At<double>(member.job.at.centre[1 - side])),
+        unscale(exp2(-static_cast<double>(kDensityBits)) / member.state(0)->point_scale) {}
+
+  // Coordinate k of row i, whose plan has this mass.
+  __device__ void StoreMean(int64_t i, int k, double mass, float sum) const {
+    const int64_t at = (member.index * member.job.size[side] + i) * member.job.dim + k;
+    StoreOutput(ProjectionOf(member.job, side), at, mass > 0 ? sum * unscale + theirs[k] : 0);
+  }
+  __device__ void StoreMoved(int64_t i, int k, double mass, float sum) const {
+    StoreGradient(member, side, i, k, 2 * member.job.in.kappa * (mass * (Apart(i, k) - sum * unscale)));
+  }
+  // Debiased: `own` of the self-term's plan, whose sums have been taken off.
+  __device__ void StoreMovedApart(int64_t i, int k, double mass, double own, float sum) const {
+    const double moved = mass * Apart(i, k) - own * (IsNegativeDot(member.job) ? -centre[k] : Point(i, k));
+    StoreGradient(member, side, i, k, 2 * member.job.in.kappa * (moved - sum * unscale));
+  }
+
+ private:
+  __device__ double Point(int64_t i, int k) const { return points[i * member.job.dim + k]; }
+  // The row's point, seen from the other cloud's centre.
+  __device__ double Apart(int64_t i, int k) const {
+    return IsNegativeDot(member.job) ? -theirs[k] : Point(i, k) + (centre[k] - theirs[k]);
+  }
+};
+
+#endif
+
+// Blocks of a cluster that share `tiles` of each of `blocks`, so that waves of them on an H200 take the least time.
+// `beside`: as many tiles as what a block has to do beside them takes.
+inline int RanksOf(int64_t blocks, int64_t tiles, int64_t beside) {
+  int best = 1;
+  int64_t least = 0;
+  for (int ranks = 1; ranks <= kPortableRanks && (ranks == 1 || 4 * ranks <= tiles); ranks *= 2) {
+    const int64_t time = CeilDiv(blocks * ranks, ranks > 2 ? 128 : kProcessors) * (CeilDiv(tiles, ranks) + beside);
+    if (ranks > 1 && time >= least) continue;
+    least = time;
+    best = ranks;
+  }
+  return best;
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_GRADIENT_CUH_
