@@ -10,8 +10,8 @@ targets=("${@:2}")
 [ "${#targets[@]}" -gt 0 ] || targets=(solve_fuzz stream_fuzz npy_fuzz text_fuzz error_fuzz)
 dir=${FUZZ_DIR:-build/fuzz}
 
-# Bazel finds its compiler once per output base, so clang has one of its own.
-base=${FUZZ_BAZEL_BASE:-${XDG_CACHE_HOME:-$HOME/.cache}/sinkhorn-fuzz}
+# Bazel finds its compiler once per output base, so clang has one of its own, of this checkout alone.
+base=$(bazel info output_base)-fuzz
 CC=${CLANG:-clang-14} bazel --output_base="$base" build --config=fuzz --noshow_progress "${targets[@]/#/tests/fuzz:}"
 bin=$(CC=${CLANG:-clang-14} bazel --output_base="$base" info --config=fuzz bazel-bin 2>/dev/null)
 bazel --output_base="$base" shutdown
