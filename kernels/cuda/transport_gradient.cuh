@@ -89,7 +89,7 @@ struct PointSums {
 
 // What becomes of a row's sums, which are of densities divided by their sum:
 //   mean_i = sum_j P_ij y_j / sum_j P_ij;  d value / d x_i = 2 kappa sum_j P_ij (x_i - mean_i)
-// Of negative dots x_i is no part of it. Projections of cosines are of other points: transport_apply.cu.
+// Of negative dots x_i is no part of it.
 struct PointOutputs {
   const Member& member;
   const int side;
@@ -102,7 +102,7 @@ struct PointOutputs {
   __device__ PointOutputs(const Member& member, int side)
       : member(member),
         side(side),
-        projects(ProjectionOf(member.job, side).data != nullptr && !IsCosine(member.job)),
+        projects(ProjectsMeans(member.job, side)),
         moves(WantsGradient(member.job, side)),
         points(member.At<double>(member.job.at.points64[side])),
         centre(member.At<double>(member.job.at.centre[side])),

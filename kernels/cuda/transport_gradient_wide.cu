@@ -166,11 +166,11 @@ WideLaunch WideLaunchOf(const Job& job, int side) {
   return {DensitySplits(job, side), RanksOf(blocks, TilesOf(job, side), 4)};
 }
 
-int64_t DensityBlocks(const Job& job, int side, int chunk) {
-  return job.count * DensityRowBlocks(job, side, chunk) * WideLaunchOf(job, side).splits;
+int64_t DensityBlocks(const Job& job, int splits, int side, int chunk) {
+  return job.count * DensityRowBlocks(job, side, chunk) * splits;
 }
-int64_t WideBlocks(const Job& job, int side, int chunk) {
-  return job.count * WideRowBlocks(job, side, chunk) * WideGroups(job) * WideLaunchOf(job, side).ranks;
+int64_t WideBlocks(const Job& job, int ranks, int side, int chunk) {
+  return job.count * WideRowBlocks(job, side, chunk) * WideGroups(job) * ranks;
 }
 
 void LaunchDensities(const LaunchTable& table, int64_t blocks, int planes, int dim, int splits, int side, int chunk,

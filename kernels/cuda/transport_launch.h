@@ -118,10 +118,10 @@ struct WideLaunch {
 WideLaunch WideLaunchOf(const Job& job, int side);
 int WideChunks(const Job& job, int side);
 // None for chunks that a job does not have.
-int64_t DensityBlocks(const Job& job, int side, int chunk);
+int64_t DensityBlocks(const Job& job, int splits, int side, int chunk);
 void LaunchDensities(const LaunchTable& table, int64_t blocks, int planes, int dim, int splits, int side, int chunk,
                      cudaStream_t stream);
-int64_t WideBlocks(const Job& job, int side, int chunk);
+int64_t WideBlocks(const Job& job, int ranks, int side, int chunk);
 void LaunchWideGradient(const LaunchTable& table, int64_t blocks, int planes, int ranks, int side, int chunk,
                         cudaStream_t stream);
 

@@ -172,9 +172,13 @@ __host__ __device__ inline bool WantsGradient(const Job& job, int side) {
 __host__ __device__ inline const OutputView& ProjectionOf(const Job& job, int side) {
   return side == 0 ? job.out.projection_x : job.out.projection_y;
 }
+// Projections of cosines are of other points: transport_apply.cu.
+__host__ __device__ inline bool ProjectsMeans(const Job& job, int side) {
+  return ProjectionOf(job, side).data != nullptr && !IsCosine(job);
+}
 // Whether means of the other cloud's points are wanted, for gradients or projections.
 __host__ __device__ inline bool MakesMeans(const Job& job, int side) {
-  return WantsGradient(job, side) || (ProjectionOf(job, side).data != nullptr && !IsCosine(job));
+  return WantsGradient(job, side) || ProjectsMeans(job, side);
 }
 // Whether transport_gradient_wide.cu makes them, where there is a HasGradientKernel; rows of its chunks, whose
 // densities take no more memory than so many bytes for each coordinate, or than kCloudRows rows take.
@@ -183,15 +187,17 @@ constexpr int kWideBytes = 8;
 __host__ __device__ inline bool HasWideGradient(const Job& job) {
   return job.engines == 1 && CloudDepths(job.dim) >= kWideDepthsLeast;
 }
+__host__ __device__ inline int64_t WideRowBytes(const Job& job, int side) {
+  return CeilDiv(job.size[1 - side], kCloudTile) * kCloudTile * 4;  // Two halves a density.
+}
 __host__ __device__ inline int64_t WideChunkRows(const Job& job, int side) {
   const int64_t rows = PaddedPoints(job.size[side]), points = int64_t{job.size[0]} + job.size[1];
-  const int64_t row_bytes = CeilDiv(job.size[1 - side], kCloudTile) * kCloudTile * 4;  // Two halves a density.
-  const int64_t most = kWideBytes * points * job.dim / row_bytes / kCloudRows * kCloudRows;
+  const int64_t most = kWideBytes * points * job.dim / WideRowBytes(job, side) / kCloudRows * kCloudRows;
   const int64_t chunks = CeilDiv(rows, most > kCloudRows ? most : kCloudRows);
   return PaddedPoints(CeilDiv(rows, chunks));
 }
 __host__ __device__ inline int64_t WideBytes(const Job& job, int side) {
-  return WideChunkRows(job, side) * CeilDiv(job.size[1 - side], kCloudTile) * kCloudTile * 4;
+  return WideChunkRows(job, side) * WideRowBytes(job, side);
 }
 __host__ __device__ inline double RhoOf(const Job& job, int engine, int side) {
   return MeasureOf(engine, side) == 0 ? job.solver.rho_a : job.solver.rho_b;

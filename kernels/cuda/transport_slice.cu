@@ -279,12 +279,14 @@ class Slice : private SliceLaunches {
         chunks = std::max(chunks, WideChunks(residents()[k]->job(), side));
       }
       for (int chunk = 0; chunk < chunks; ++chunk) {
-        const Table densities =
-            TableOf(jobs, [&, side = side](const Job& job) { return DensityBlocks(job, side, chunk); });
+        const Table densities = TableOf(jobs, [=, side = side, splits = splits](const Job& job) {
+          return DensityBlocks(job, splits, side, chunk);
+        });
         Later(densities, [=, side = side, planes = planes, splits = splits](const LaunchTable& t, int64_t blocks) {
           LaunchDensities(t, blocks, planes, dim, splits, side, chunk, stream());
         });
-        const Table means = TableOf(jobs, [&, side = side](const Job& job) { return WideBlocks(job, side, chunk); });
+        const Table means = TableOf(
+            jobs, [=, side = side, ranks = ranks](const Job& job) { return WideBlocks(job, ranks, side, chunk); });
         Later(means, [=, side = side, planes = planes, ranks = ranks](const LaunchTable& t, int64_t blocks) {
           LaunchWideGradient(t, blocks, planes, ranks, side, chunk, stream());
         });
