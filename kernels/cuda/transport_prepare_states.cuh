@@ -25,9 +25,10 @@ __host__ __device__ inline int Slices(const Job& job, int side) {
 __host__ __device__ inline int PointBlocks(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], kBlockPoints));
 }
-// Points with padding, as far as kernels read halves.
+// Points with padding, as far as kernels read halves: solves on the chip whole tiles, all others whole blocks of rows.
 __host__ __device__ inline int64_t HalvesPoints(const Job& job, int side) {
-  return OnChipTiles(job) > 0 ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
+  const bool tiles = OnChipTiles(job) > 0 && !HasWideGradient(job);
+  return tiles ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
 }
 __host__ __device__ inline int64_t CostChunks(const Job& job) {
   return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
