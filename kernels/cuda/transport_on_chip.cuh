@@ -29,6 +29,7 @@ struct Shape {
   static constexpr int kHeld = kTiles == 16 ? 3 : 0;         // Rows of a warp that lie in shared memory.
   static constexpr int kOwn = kMost / kBlockThreads;         // Columns of a thread where threads share them out.
   static constexpr bool kShared = !kCluster || kTiles == 4;  // All blocks look after all columns.
+  static constexpr bool kSplit = kCluster && !kShared;       // Sums travel in two halves of the columns.
   static constexpr int kOwnedMost = kShared ? kMost : kMost / 4;
   static constexpr int kChunk = 32 * kWidth;  // Columns whose exponents are made together.
   // Products by warpgroups: each has 64 rows a pass, and all columns of a chunk or, where two have the same rows, half.
@@ -46,6 +47,12 @@ struct SideMemory {
   float weight[2][kSize];   // mass * scaling
 };
 
+// A plane of some columns' halves, whose copy is number `step`.
+struct PlaneOfChunk {
+  unsigned step;
+  int g, depth, plane;
+};
+
 template <Source kSource, typename S>
 struct OnChipMemory {
   static constexpr bool kDense = kSource == Source::kCosts;
@@ -54,8 +61,10 @@ struct OnChipMemory {
   static constexpr int kPlane = kDense ? 8 : S::kChunk * 2 * kDepth;          // Bytes: a half of a chunk's points.
   static constexpr int kRowPlane = kSource == Source::kProducts && S::kWarpgroups > 0 ? S::kBlockRows * 2 * kDepth : 8;
   static constexpr int kAlignment = kRowPlane > 8 ? kPlaneAlignment : 16;
-  // Halves of points: of a chunk, a plane or two at a time, and of the rows.
-  alignas(kAlignment) char points[2][kPlane];
+  // Of a chunk's planes: two that are multiplied, and what has room beside them.
+  static constexpr int kBuffers = kRowPlane == 8 || S::kGroups == 1 || S::kMost == 1024 ? 2 : 4;
+  // Halves of points: of chunks, planes at a time, and of the rows.
+  alignas(kAlignment) char points[kBuffers][kPlane];
   alignas(kAlignment) char row_points[2 * kRowPlane];
   SideMemory<S::kBlockRows> rows;
   // Of all columns:
@@ -75,11 +84,17 @@ struct OnChipMemory {
   alignas(16) float gathered[2][S::kCluster ? S::kMost : 1];
   double errors[S::kWarps], gathered_error[2][kOnChipRanksMost];
   // Barriers.
-  uint64_t gathering[2], spreading[2];
-  uint64_t copied[2], rows_copied;  // Of points, of row_points.
+  uint64_t gathering[2], spreading[2][2];  // By turns; by halves of the blocks whose columns come.
+  uint64_t copied[kBuffers], rows_copied;  // Of points, of row_points.
+  PlaneOfChunk next_copy;
+  // Where a warpgroup's rows and columns are, of the larger halves and of the first buffer (MatrixAt).
+  struct {
+    uint64_t rows, columns;
+  } matrices[S::kWarpgroups > 0 ? S::kWarpgroups : 1];
   EngineState state[2];
   int discard;  // The residual says that the solve was finished before this iteration.
   double reference;
+  float factor;  // From entries to exponents, before frames are added.
   double scale, epsilon, rho[2];
   int64_t index;  // Of the member.
   // Of the cluster's blocks: which this is, how many there are, columns that each owns (a power of two).
@@ -222,7 +237,10 @@ class OnChipBlock {
       m_.rho[1] = job_.solver.rho_b;
     }
     if constexpr (S::kCluster) {
-      if (threadIdx.x == 0) InitReceiving(m_.gathering), InitReceiving(m_.spreading);
+      if (threadIdx.x == 0) {
+        InitReceiving(m_.gathering);
+        for (auto& barriers : m_.spreading) InitReceiving(barriers);
+      }
       SyncCluster();  // All have read what the first will overwrite, and all may be sent to.
     }
     __syncthreads();
@@ -273,6 +291,7 @@ class OnChipBlock {
   }
   // To exponents; then the largest of row RowOf().
   __device__ float AddColumnFrames() {
+    const float factor = m_.factor;
     float largest[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) largest[r] = static_cast<float>(kVoid);
@@ -285,7 +304,7 @@ class OnChipBlock {
         float e[S::kWidth];
         ReadEntries(r, g, e);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) largest[r] = fmaxf(largest[r], e[k] += column[k]);
+        for (int k = 0; k < S::kWidth; ++k) largest[r] = fmaxf(largest[r], e[k] = fmaf(e[k], factor, column[k]));
         WriteEntries(e, r, g);
       }
     }
@@ -326,76 +345,110 @@ class OnChipBlock {
 
   // ---- Over the cluster -------------------------------------------------------------------------------------------
 
-  // Column Owned()'s sum over all warps of all blocks, or the largest, from `parts`. Errors are added up too, into
-  // heard_error_, if they are `told`. Parts may be written again once something has been Spread.
-  template <bool kLargest>
-  __device__ float Gather(bool told = false, double error = 0) {
-    const auto combine = [](float a, float b) { return kLargest ? fmaxf(a, b) : a + b; };
-    heard_error_ = error;
-    float own[S::kOwn];
-    Read(m_.parts[0] + S::kOwn * threadIdx.x, own);
+  // Of kCount columns from `column` on, the sums over this block's warps, or the largest, from `parts`.
+  template <bool kLargest, int kCount>
+  __device__ void CombineParts(int column, float (&own)[kCount]) const {
+    Read(m_.parts[0] + column, own);
 #pragma unroll
     for (int w = 1; w < S::kWarps; ++w) {
-      float part[S::kOwn];
-      Read(m_.parts[w] + S::kOwn * threadIdx.x, part);
+      float part[kCount];
+      Read(m_.parts[w] + column, part);
 #pragma unroll
-      for (int k = 0; k < S::kOwn; ++k) own[k] = combine(own[k], part[k]);
+      for (int k = 0; k < kCount; ++k) own[k] = kLargest ? fmaxf(own[k], part[k]) : own[k] + part[k];
     }
-    if constexpr (S::kCluster) {
-      const int buffer = gathered_ & 1, column = S::kOwn * threadIdx.x;
-      uint64_t* barrier = &m_.gathering[buffer];
-      const int tellers = S::kShared ? 1 : m_.ranks;
-      if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? tellers * sizeof(double) : 0));
-      if constexpr (S::kShared) {
+  }
+  // Column Owned()'s over all warps of all blocks. Errors are added up too, into heard_error_, if they are `told`. Parts
+  // may be written again once something has been Spread.
+  template <bool kLargest>
+  __device__ float Gather(bool told = false, double error = 0) {
+    if constexpr (S::kSplit) {
+      TellOwners<kLargest, S::kOwn>(0);
+      return Hear<kLargest>(told, error);
+    } else {
+      heard_error_ = error;
+      float own[S::kOwn];
+      CombineParts<kLargest>(S::kOwn * threadIdx.x, own);
+      if constexpr (S::kCluster) {
+        const int buffer = gathered_ & 1, column = S::kOwn * threadIdx.x;
+        uint64_t* barrier = &m_.gathering[buffer];
+        if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? sizeof(double) : 0));
         Send(&m_.gathered[buffer][column], own, barrier, m_.rank ^ 1);
         if (told && threadIdx.x == 0) Send(&m_.gathered_error[buffer][0], error, barrier, m_.rank ^ 1);
         AwaitReceived(barrier, gathered_ >> 1 & 1);
-        own[0] = combine(own[0], m_.gathered[buffer][column]);
+        const float other = m_.gathered[buffer][column];
+        own[0] = kLargest ? fmaxf(own[0], other) : own[0] + other;
         if (told) heard_error_ = error + m_.gathered_error[buffer][0];
-      } else {
-        Send(&m_.gathered[buffer][m_.rank * m_.owned + OfOwner(column)], own, barrier, OwnerOf(column));
-        if (told && threadIdx.x < m_.ranks) Send(&m_.gathered_error[buffer][m_.rank], error, barrier, threadIdx.x);
-        AwaitReceived(barrier, gathered_ >> 1 & 1);
-        // There are 4, 8 or 16, and four are on their way at once.
-        const float* four = &m_.gathered[buffer][Owned()];
-        const int owned = m_.owned;
-        own[0] = kLargest ? static_cast<float>(kVoid) : 0;
-        for (int k = m_.ranks; k > 0; k -= 4, four += 4 * owned) {
-          own[0] = combine(own[0], combine(combine(four[0], four[owned]), combine(four[2 * owned], four[3 * owned])));
-        }
-        if (told) {
-          heard_error_ = m_.gathered_error[buffer][0];
-          for (int k = 1; k < m_.ranks; ++k) heard_error_ += m_.gathered_error[buffer][k];
-        }
+        ++gathered_;
       }
-      ++gathered_;
+      return own[0];
     }
-    return own[0];
+  }
+  // What this block's parts of kCount columns a thread, from `first` on, come to: to the blocks that own them.
+  template <bool kLargest, int kCount>
+  __device__ void TellOwners(int first) {
+    const int buffer = gathered_ & 1, column = first + kCount * threadIdx.x;
+    float own[kCount];
+    CombineParts<kLargest>(column, own);
+    Send(&m_.gathered[buffer][m_.rank * m_.owned + OfOwner(column)], own, &m_.gathering[buffer], OwnerOf(column));
+  }
+  // What all blocks have told of this one's columns.
+  template <bool kLargest>
+  __device__ float Hear(bool told, double error) {
+    const auto combine = [](float a, float b) { return kLargest ? fmaxf(a, b) : a + b; };
+    const int buffer = gathered_ & 1;
+    uint64_t* barrier = &m_.gathering[buffer];
+    if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? m_.ranks * sizeof(double) : 0));
+    if (told && threadIdx.x < m_.ranks) Send(&m_.gathered_error[buffer][m_.rank], error, barrier, threadIdx.x);
+    AwaitReceived(barrier, gathered_ >> 1 & 1);
+    // There are 4, 8 or 16, and four are on their way at once.
+    const float* four = &m_.gathered[buffer][Owned()];
+    const int owned = m_.owned;
+    float sum = kLargest ? static_cast<float>(kVoid) : 0;
+    for (int k = m_.ranks; k > 0; k -= 4, four += 4 * owned) {
+      sum = combine(sum, combine(combine(four[0], four[owned]), combine(four[2 * owned], four[3 * owned])));
+    }
+    heard_error_ = 0;
+    for (int k = 0; k < m_.ranks && told; ++k) heard_error_ += m_.gathered_error[buffer][k];
+    ++gathered_;
+    return sum;
   }
   // What column Owned() has now to all blocks' `to`, an array of all columns. Afterwards it is there.
   template <typename T>
   __device__ void Spread(T value, T* to) {
-    if constexpr (!S::kShared) {
-      uint64_t* barrier = &m_.spreading[spread_ & 1];
-      if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(T));
-      // Each of the threads that know it tells kOwn blocks; of floats, one block kOwn of them side by side.
-      const int first = OwnerOf(threadIdx.x) * S::kOwn;
-      if constexpr (sizeof(T) == sizeof(float)) {
-        T values[S::kOwn];
-        const int from = lane_ / S::kOwn * S::kOwn;
-#pragma unroll
-        for (int k = 0; k < S::kOwn; ++k) values[k] = __shfl_sync(0xffffffffu, value, from + k);
-        Send(&to[OwnedColumn() / S::kOwn * S::kOwn], values, barrier, first + lane_ % S::kOwn);
-      } else {
-#pragma unroll
-        for (int k = 0; k < S::kOwn; ++k) Send(&to[OwnedColumn()], value, barrier, first + k);
-      }
-      AwaitReceived(barrier, spread_ >> 1 & 1);
-      ++spread_;
+    if constexpr (S::kSplit) {
+      BeginSpread(value, to);
+      AwaitSpread(0);
+      AwaitSpread(1);
     } else {
       to[threadIdx.x] = value;
     }
     __syncthreads();  // It is there; and parts have been read, which the cluster knew before this block's threads.
+  }
+  // The same, there for a thread that has called AwaitSpread for the column's half.
+  template <typename T>
+  __device__ void BeginSpread(T value, T* to) {
+    uint64_t(&barriers)[2] = m_.spreading[spread_ & 1];
+    if (threadIdx.x == 0) {
+      for (uint64_t& barrier : barriers) ExpectReceived(&barrier, S::kMost / 2 * sizeof(T));
+    }
+    uint64_t* barrier = &barriers[m_.rank >= m_.ranks / 2 ? 1 : 0];
+    // Each of the threads that know it tells kOwn blocks; of floats, one block kOwn of them side by side.
+    const int first = OwnerOf(threadIdx.x) * S::kOwn;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      T values[S::kOwn];
+      const int from = lane_ / S::kOwn * S::kOwn;
+#pragma unroll
+      for (int k = 0; k < S::kOwn; ++k) values[k] = __shfl_sync(0xffffffffu, value, from + k);
+      Send(&to[OwnedColumn() / S::kOwn * S::kOwn], values, barrier, first + lane_ % S::kOwn);
+    } else {
+#pragma unroll
+      for (int k = 0; k < S::kOwn; ++k) Send(&to[OwnedColumn()], value, barrier, first + k);
+    }
+    ++spread_;
+  }
+  __device__ void AwaitSpread(int half) const {
+    const unsigned last = spread_ - 1;
+    AwaitReceived(&m_.spreading[last & 1][half], last >> 1 & 1);
   }
 
   const Job& job_;

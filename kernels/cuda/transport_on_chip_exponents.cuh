@@ -29,10 +29,9 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
   using Base::warp_;
   using Base::WriteEntries;
 
-  // z of this thread's entries; what lies outside repeats some row or column.
+  // z of this thread's entries, divided by m_.factor; what lies outside repeats some row or column.
   __device__ void MakeExponents() {
     if constexpr (kSource == Source::kCosts) {
-      const float factor = static_cast<float>(-scale());
       const int64_t m = size(1), base = job_.in.cost.shared ? 0 : member().index * size(0) * m;
       const bool aligned = job_.in.cost.dtype == DType::kFloat32 && m % S::kWidth == 0;
 #pragma unroll
@@ -42,8 +41,6 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
         for (int g = 0; g < S::kGroups; ++g) {
           float e[S::kWidth];
           LoadCosts(row, Column(g), aligned, e);
-#pragma unroll
-          for (int k = 0; k < S::kWidth; ++k) e[k] *= factor;
           WriteEntries(e, r, g);
         }
       }
@@ -51,6 +48,13 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
       MeasureDistances();
     } else {
       this->MultiplyPoints();
+    }
+    // Seen after the next barrier.
+    if (threadIdx.x != 0) return;
+    if constexpr (kSource == Source::kProducts) {
+      m_.factor = this->FactorOfProducts();
+    } else {
+      m_.factor = static_cast<float>(-scale());
     }
   }
 
@@ -67,11 +71,10 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
     }
   }
 
-  // -|x - y| log2(e) / epsilon, of points in float32: a chunk of columns over kDepth coordinates at a time.
+  // |x - y|, of points in float32: a chunk of columns over kDepth coordinates at a time.
   __device__ void MeasureDistances() {
     const float* x = member().template At<float>(job_.at.points32[0]);
     const float* y = member().template At<float>(job_.at.points32[1]);
-    const float factor = static_cast<float>(-scale());
     const int dim = job_.dim;
     float* columns = reinterpret_cast<float*>(m_.points[0]);  // [coordinate][column of the chunk]
 #pragma unroll
@@ -92,7 +95,7 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
           AddSquares(row, columns, depth, e);
           if (first + depth == dim) {
 #pragma unroll
-            for (int k = 0; k < S::kWidth; ++k) e[k] = Root(e[k]) * factor;
+            for (int k = 0; k < S::kWidth; ++k) e[k] = Root(e[k]);
           }
           WriteEntries(e, r, g);
         }

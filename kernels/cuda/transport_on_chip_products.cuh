@@ -2,8 +2,8 @@
 //
 // A chunk of columns at a time is multiplied by all rows of a block, and what comes out is exchanged through shared
 // memory: a warp's stage takes 8 of its rows. Hopper's warpgroups multiply what bulk copies bring, a plane of a chunk's
-// halves at a time, the next two of them on their way meanwhile; elsewhere, and in blocks too small for a warpgroup,
-// warps multiply 8 of their rows.
+// halves at a time, the next of them on their way meanwhile; elsewhere, and in blocks too small for a warpgroup, warps
+// multiply 8 of their rows.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_PRODUCTS_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_PRODUCTS_CUH_
 
@@ -41,8 +41,14 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 #if SINKHORN_HOPPER
     if constexpr (kByGroups) {
       if (threadIdx.x != 0) return;
-      InitBarrier(&m_.copied[0], 1), InitBarrier(&m_.copied[1], 1), InitBarrier(&m_.rows_copied, 1);
+      for (uint64_t& barrier : m_.copied) InitBarrier(&barrier, 1);
+      InitBarrier(&m_.rows_copied, 1);
       FenceBarriers();
+      for (int group = 0; group < S::kWarpgroups; ++group) {
+        const int row = S::kPaired ? 0 : 64 * group, column = S::kPaired ? group * kGroupColumns : 0;
+        m_.matrices[group].rows = MatrixAt(SharedAddress(m_.row_points) + row * RowBytes(), RowBytes());
+        m_.matrices[group].columns = MatrixAt(SharedAddress(m_.points[0]) + column * RowBytes(), RowBytes());
+      }
       CopyRows(0);
     }
 #endif
@@ -53,19 +59,24 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
     if constexpr (kByGroups) {
       if (threadIdx.x != 0) return;
       if (Depths() > 1 && steps_ > 0) CopyRows(0);
-      const int planes = Planes();
-      CopyPlane(steps_, 0, 0, planes - 1);
-      CopyAhead(steps_ + 1, 0, 0, 0, 2 - planes);
+      m_.next_copy = {steps_, 0, 0, Planes() - 1};
+      CopyUntil(steps_ + Memory::kBuffers);
     }
 #endif
   }
 
-  // Entries become exponents.
+  // Entries become products.
   __device__ void MultiplyPoints() {
 #if SINKHORN_HOPPER
     if constexpr (kByGroups) MultiplyByGroups();
 #endif
     if constexpr (!kByGroups) MultiplyByWarps();
+  }
+  // From them to exponents.
+  __device__ float FactorOfProducts() const {
+    // By groups, the first depth's smaller products are added while the sums are small (the first two always are).
+    const int early = kByGroups && Planes() == 2 ? 2 * (StepsOf(0) - 1) : 0;
+    return ProductFactor(UnscaledFactor(job_, scale(), early), m_.state[0].point_scale);
   }
 
  private:
@@ -74,23 +85,23 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   // ---- From stages ------------------------------------------------------------------------------------------------
 
   // Of this warp's rows r0 .. r0 + 7. To registers, which are known by constants.
-  __device__ void AddStageTo(int r0, int g, bool first, float factor) {
+  __device__ void AddStageTo(int r0, int g, bool first) {
 #pragma unroll
     for (int group = 0; group < S::kGroups; ++group) {
 #pragma unroll
       for (int row = 0; row < S::kRows; row += 8) {
-        if (group == g && row == r0) AddStage(row, group, first, factor);
+        if (group == g && row == r0) AddStage(row, group, first);
       }
     }
   }
-  __device__ void AddStage(int r0, int g, bool first, float factor) {
+  __device__ void AddStage(int r0, int g, bool first) {
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
       float e[S::kWidth], old[S::kWidth];
       Read(m_.stage[warp_] + r * Memory::kStageRow + lane_ * S::kWidth, e);
       if (!first) ReadEntries(r0 + r, g, old);
 #pragma unroll
-      for (int k = 0; k < S::kWidth; ++k) e[k] = first ? e[k] * factor : fmaf(e[k], factor, old[k]);
+      for (int k = 0; k < S::kWidth && !first; ++k) e[k] += old[k];
       WriteEntries(e, r0 + r, g);
     }
   }
@@ -114,21 +125,24 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   static constexpr int kGroupColumns = S::kPaired ? S::kChunk / 2 : S::kChunk;
   using Sums = float[kGroupColumns / 8][4];
 
-  // A step is a plane of a depth of a chunk's columns, the smaller half first. `step`: its number among all so far,
-  // which finds the buffer.
-  __device__ void CopyPlane(int step, int g, int depth, int plane) {
-    const unsigned bytes = S::kChunk * RowBytes();
-    uint64_t* copied = &m_.copied[step & 1];
-    ArriveExpecting(copied, bytes);
-    CopyBulk(SharedAddress(m_.points[step & 1]), Halves(1, TileOf(g), depth, plane), bytes, copied);
-  }
-  // The one that is `ahead` depths further; none after the last chunk's.
-  __device__ void CopyAhead(int step, int g, int depth, int plane, int ahead) {
-    const int depths = Depths();
-    for (int k = 0; k < ahead; ++k) {
-      if (++depth == depths) depth = 0, ++g;
+  // A step is a plane of a depth of a chunk's columns, the smaller half first. Steps are numbered, which finds buffers.
+  // Begins the copies of those before `until` that have not begun, as far as there are columns.
+  __device__ void CopyUntil(unsigned until) {
+    PlaneOfChunk next = m_.next_copy;
+    const int depths = Depths(), planes = Planes();
+    for (; next.step < until && next.g < S::kGroups; ++next.step) {
+      CopyPlane(next);
+      if (--next.plane >= 0) continue;
+      next.plane = planes - 1;
+      if (++next.depth == depths) next.depth = 0, ++next.g;
     }
-    if (g < S::kGroups) CopyPlane(step, g, depth, plane);
+    m_.next_copy = next;
+  }
+  __device__ void CopyPlane(const PlaneOfChunk& of) {
+    const unsigned bytes = S::kChunk * RowBytes(), buffer = of.step % Memory::kBuffers;
+    const char* from = Halves(1, TileOf(of.g), of.depth, of.plane) + of.g * S::kChunk % kCloudTile * RowBytes();
+    ArriveExpecting(&m_.copied[buffer], bytes);
+    CopyBulk(SharedAddress(m_.points[buffer]), from, bytes, &m_.copied[buffer]);
   }
   __device__ void CopyRows(int depth) {
     const unsigned bytes = S::kBlockRows * RowBytes();
@@ -140,10 +154,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
     }
   }
   __device__ void MultiplyByGroups() {
-    const int depths = Depths(), planes = Planes();
-    // The first depth's smaller products are added while the sums are small (the first two always are).
-    const int early = (planes == 2 ? 2 : 0) * (StepsOf(0) - 1);
-    const float factor = ProductFactor(UnscaledFactor(job_, scale(), early), m_.state[0].point_scale);
+    const int depths = Depths();
     // Code that runs once takes longer to arrive than to run: there is one copy of it for all columns.
 #pragma unroll 1
     for (int g = 0; g < S::kGroups; ++g) {
@@ -151,67 +162,78 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 #pragma unroll 1
       for (int depth = 0; depth < depths; ++depth) {
         // Rows come once where they have one depth.
-        if (depths > 1 || steps_ == 0) WaitForPhase(&m_.rows_copied, steps_ / planes & 1);
+        if (depths > 1 || steps_ == 0) WaitForPhase(&m_.rows_copied, steps_ / Planes() & 1);
 #pragma unroll 1
-        for (int plane = planes - 1; plane >= 0; --plane, ++steps_) {
-          const int buffer = steps_ & 1;
-          WaitForPhase(&m_.copied[buffer], steps_ >> 1 & 1);
-          MultiplyPlane(plane, buffer, StepsOf(depth), sums);
-          __syncthreads();  // All have multiplied.
-          if (threadIdx.x != 0) continue;
-          CopyAhead(steps_ + 2, g, depth, plane, 3 - planes);
-          if (plane == 0 && depths > 1 && (depth + 1 < depths || g + 1 < S::kGroups)) CopyRows((depth + 1) % depths);
+        for (int plane = Planes() - 1; plane >= 0; --plane, ++steps_) {
+          const unsigned buffer = steps_ % Memory::kBuffers;
+          WaitForPhase(&m_.copied[buffer], steps_ / Memory::kBuffers & 1);
+          // The rows' smaller halves are multiplied with the larger ones only.
+#pragma unroll 1
+          for (int other = plane == 0 ? Planes() - 1 : 0; other >= 0; --other) {
+            MultiplyPlanes(other, buffer, StepsOf(depth), sums);
+          }
         }
+        if (threadIdx.x == 0) CopyUntil(steps_ - Planes() + Memory::kBuffers);  // Buffers of steps before.
+        WaitForProducts<0>();
+        __syncthreads();  // All have multiplied.
+        if (threadIdx.x != 0) continue;
+        CopyUntil(steps_ + Planes());
+        if (depths > 1 && (depth + 1 < depths || g + 1 < S::kGroups)) CopyRows((depth + 1) % depths);
       }
 #pragma unroll
       for (int pass = 0; pass < S::kPasses; ++pass) {
         if constexpr (S::kPaired) {
-          ExchangePaired(sums[pass], g, factor);
+          ExchangePaired(sums[pass], g);
         } else {
-          ExchangeOwn(sums[pass], pass, g, factor);
+          ExchangeOwn(sums[pass], pass, g);
         }
       }
     }
     __syncthreads();  // The stages are parts again.
   }
-  // Products with a plane of a chunk's columns, `steps` of 16 coordinates: of the rows' smaller halves with the larger
-  // ones only.
-  __device__ void MultiplyPlane(int plane, int buffer, int steps, Sums (&sums)[S::kPasses]) {
-    const int row_bytes = RowBytes(), planes = Planes();
-    const int group = __shfl_sync(0xffffffffu, warp_ / 4, 0);
-    const int first_column = S::kPaired ? group * kGroupColumns : 0, first_row = S::kPaired ? 0 : 64 * group;
-    const uint64_t columns = MatrixAt(SharedAddress(m_.points[buffer]) + first_column * row_bytes, row_bytes);
-    const uint64_t rows = MatrixAt(SharedAddress(m_.row_points) + first_row * row_bytes, row_bytes);
-#pragma unroll 1
-    for (int other = plane == 0 ? planes - 1 : 0; other >= 0; --other) {
-      const uint64_t own = rows + other * S::kBlockRows * row_bytes / 16;
-#pragma unroll 1
-      for (int k = 0; k < steps; ++k) {
-        BeginProducts();
+  // Begins the products of a plane of the rows with one of columns, `steps` of 16 coordinates.
+  __device__ void MultiplyPlanes(int plane, int buffer, int steps, Sums (&sums)[S::kPasses]) {
+    const uint64_t rows = m_.matrices[warp_ / 4].rows + plane * (S::kBlockRows * RowBytes() / 16);
+    const uint64_t columns = m_.matrices[warp_ / 4].columns + buffer * (Memory::kPlane / 16);
+    switch (steps) {
+      case 1:
+        return MultiplySteps<1>(rows, columns, sums);
+      case 2:
+        return MultiplySteps<2>(rows, columns, sums);
+      case 3:
+        return MultiplySteps<3>(rows, columns, sums);
+      default:
+        return MultiplySteps<4>(rows, columns, sums);
+    }
+  }
+  // At once: branches among them would have each wait for the one before.
+  template <int kSteps>
+  __device__ void MultiplySteps(uint64_t rows, uint64_t columns, Sums (&sums)[S::kPasses]) {
+    const int pass_rows = S::kPasses > 1 ? S::kWarps * RowBytes() : 0;  // 16 rows a warp, in units of 16 bytes.
+    BeginProducts();
 #pragma unroll
-        for (int pass = 0; pass < S::kPasses; ++pass) {
-          // 16 rows a warp, in units of 16 bytes.
-          MultiplyGroup(own + pass * S::kWarps * row_bytes + 2 * k, columns + 2 * k, true, sums[pass]);
-        }
-        CommitProducts();
+    for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (int pass = 0; pass < S::kPasses; ++pass) {
+        MultiplyGroup(rows + pass * pass_rows + 2 * k, columns + 2 * k, true, sums[pass]);
       }
     }
-    WaitForProducts<0>();
+    CommitProducts();
   }
   // To the warps that have the rows: this one and the one of the other warpgroup that made the same rows' products.
-  __device__ void ExchangePaired(const Sums& sums, int g, float factor) {
+  __device__ void ExchangePaired(const Sums& sums, int g) {
     const int first = warp_ / 4 * kGroupColumns;
 #pragma unroll
     for (int half = 0; half < 2; ++half) StoreSums(sums, half, m_.stage[warp_ % 4 + 4 * half] + first);
     WaitAt(1 + warp_ % 4, 64);
-    AddStageTo(0, g, true, factor);  // The stage is free after the next chunk's products.
+    AddStageTo(0, g, true);  // The stage is free after the next chunk's products.
   }
-  __device__ void ExchangeOwn(const Sums& sums, int pass, int g, float factor) {
+  __device__ void ExchangeOwn(const Sums& sums, int pass, int g) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       StoreSums(sums, half, m_.stage[warp_]);
       __syncwarp();
-      AddStageTo(16 * pass + 8 * half, g, true, factor);
+      AddStageTo(16 * pass + 8 * half, g, true);
       __syncwarp();  // The stage is free.
     }
   }
@@ -229,7 +251,6 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 
   // 16 columns by 8 rows at a time. `points`: a chunk of columns over kDepth coordinates.
   __device__ void MultiplyByWarps() {
-    const float factor = ProductFactor(UnscaledFactor(job_, scale()), m_.state[0].point_scale);
 #pragma unroll 1
     for (int g = 0; g < S::kGroups; ++g) {
       for (int depth = 0; depth < Depths(); ++depth) {
@@ -247,7 +268,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
           if (r0 + 8 < S::kRows) ReadRows(r0 + 8, depth, next);
           MultiplyRows(rows, StepsOf(depth));
           __syncwarp();
-          AddStageTo(r0, g, depth == 0, factor);
+          AddStageTo(r0, g, depth == 0);
           __syncwarp();  // The stage is free.
         }
       }

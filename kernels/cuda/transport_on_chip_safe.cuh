@@ -29,7 +29,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   using Base::warp_;
   using Base::Write;
 
-  // One iteration from phi, under maxima. Entries are exponents and stay so.
+  // One iteration from phi, under maxima. Entries are exponents divided by m_.factor and stay so.
   __device__ void SafeIteration(int* parity) {
     __syncthreads();
     const EngineState& state = m_.state[*parity];
@@ -60,6 +60,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
     return HalfStep(phi, lse, scale(), shift, m_.epsilon, rho, relax);
   }
   __device__ void SafeRows(double reference, double relax) {
+    const float factor = m_.factor;
     float mine_max = 0, mine_sum = 1;  // Of row lane_.
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
@@ -70,7 +71,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
         ReadEntries(r, g, e);
         Read(m_.frame + Column(g), term);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) max = fmaxf(max, e[k] + term[k]);
+        for (int k = 0; k < S::kWidth; ++k) max = fmaxf(max, fmaf(e[k], factor, term[k]));
       }
       for (int lane = 16; lane > 0; lane /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, lane));
 #pragma unroll
@@ -79,7 +80,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
         ReadEntries(r, g, e);
         Read(m_.frame + Column(g), term);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) sum += FastExp2(e[k] + term[k] - max);
+        for (int k = 0; k < S::kWidth; ++k) sum += FastExp2(fmaf(e[k], factor, term[k]) - max);
       }
       for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
       if (lane_ == r) mine_max = max, mine_sum = sum;
@@ -92,6 +93,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   // Parts of columns: `fold(part, exponent, column k of group g)` over this warp's rows.
   template <typename Fold>
   __device__ void FoldColumns(double reference, float first, Fold fold) {
+    const float factor = m_.factor;
     float row_term[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
@@ -108,7 +110,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
         float e[S::kWidth];
         ReadEntries(r, g, e);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) part[k] = fold(part[k], e[k] + row_term[r], largest[k]);
+        for (int k = 0; k < S::kWidth; ++k) part[k] = fold(part[k], fmaf(e[k], factor, row_term[r]), largest[k]);
       }
       Write(part, m_.parts[warp_] + Column(g));
     }

@@ -76,7 +76,11 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   }
 
  private:
+  static constexpr int kHalf = S::kGroups / 2;  // Of the groups.
+
+  using Base::AwaitSpread;
   using Base::BeginPoints;
+  using Base::BeginSpread;
   using Base::Column;
   using Base::CombineRow;
   using Base::first_row;
@@ -109,6 +113,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   __device__ float Gather(bool told = false, double error = 0) {
     return Base::template Gather<kLargest>(told, error);
   }
+  template <int kCount>
+  __device__ void TellOwners(int first) {
+    Base::template TellOwners<false, kCount>(first);
+  }
 
   __device__ bool Ends(int parity, int last) const {
     return m_.state[parity].stopped || m_.state[parity].iterations >= last;
@@ -116,12 +124,16 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
 
   // ---- Iterations by scalings -------------------------------------------------------------------------------------
 
-  __device__ float RowSum(int parity) const {
+  // `arriving`: columns' weights are still being spread.
+  __device__ float RowSum(int parity, bool arriving) const {
     float s[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) s[r] = 0;
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
+      if constexpr (S::kSplit) {
+        if (arriving && g % kHalf == 0) AwaitSpread(g / kHalf);
+      }
       float weight[S::kWidth];
       Read(m_.weight[parity] + Column(g), weight);
 #pragma unroll
@@ -134,13 +146,14 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     }
     return CombineRow(s, [](float a, float b) { return a + b; });
   }
-  // Into parts; `parity`: of the rows' weights.
+  // Into parts, of groups kFirst to kLast - 1; `parity`: of the rows' weights.
+  template <int kFirst, int kLast>
   __device__ void AddColumns(int parity) {
     float weight[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) weight[r] = m_.rows.weight[parity][Row(r)];
 #pragma unroll
-    for (int g = 0; g < S::kGroups; ++g) {
+    for (int g = kFirst; g < kLast; ++g) {
       float s[S::kWidth];
 #pragma unroll
       for (int k = 0; k < S::kWidth; ++k) s[k] = 0;
@@ -187,7 +200,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     float sum, last_column = 0;  // Of the iteration before.
     bool good;
     while (true) {
-      sum = RowSum(*parity);
+      sum = RowSum(*parity, kPlain && done > 0);
       good = !__any_sync(0xffffffffu, isnan(sum));
       if (!good || done >= wanted || (!kPlain && m_.state[*parity].stopped)) break;
       last_column = column_sum_;
@@ -206,7 +219,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     if (!stopped && (!good || !m_.state[*parity].stopped)) return !good;
     if (IsRowsFirstLane()) m_.rows.weight[*parity ^ 1][RowOf()] = sum;
     if (done == 0) {
-      AddColumns(*parity);
+      AddColumns<0, S::kGroups>(*parity);
       __syncthreads();
       column_sum_ = Gather<false>();
     }
@@ -256,22 +269,39 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       if (lane_ == 0) m_.errors[warp_] = error;
     }
     __syncwarp();
-    // 2. Columns: parts of all warps, of all blocks.
-    AddColumns(parity ^ 1);
+    // 2. Columns: parts of all warps, of all blocks. What the first half comes to travels beside the second's sums.
+    if constexpr (S::kSplit) {
+      AddColumns<0, kHalf>(parity ^ 1);
+      __syncthreads();
+      TellOwners<S::kOwn / 2>(0);
+      AddColumns<kHalf, S::kGroups>(parity ^ 1);
+    } else {
+      AddColumns<0, S::kGroups>(parity ^ 1);
+    }
     __syncthreads();  // Parts and errors are there.
     double error = 0;
     for (int w = 0; w < S::kWarps && judged; ++w) error += m_.errors[w];
     const int j = OwnedColumn();
     const bool there = j < size(1);
     const float mass = m_.mass[j];
-    column_sum_ = Gather<false>(judged, error);
+    if constexpr (S::kSplit) {
+      TellOwners<S::kOwn / 2>(S::kMost / 2);
+      column_sum_ = Base::template Hear<false>(judged, error);
+    } else {
+      column_sum_ = Gather<false>(judged, error);
+    }
     float v;
     const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
     const bool kept =
         NewScaling<kPlain>(m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum_, m_.rho[1], relax, &v);
     if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = there ? v : 1;
     if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
-    Spread(there ? (kept ? mass * v : NAN) : 0.0f, m_.weight[parity ^ 1]);
+    const float weight = there ? (kept ? mass * v : NAN) : 0.0f;
+    if constexpr (kPlain && S::kSplit) {
+      BeginSpread(weight, m_.weight[parity ^ 1]);  // RowSum waits for it.
+    } else {
+      Spread(weight, m_.weight[parity ^ 1]);
+    }
   }
   // The state after this iteration, should it be kept.
   __device__ void Decide(int parity, double error) {
