@@ -6,6 +6,8 @@
 // points, part by part. Products of a tile are added up in the matrix units, those of all tiles in float32, in the end
 // those of the cluster. Where there are more parts, exponents are made anew for each kAgain of them;
 // transport_gradient_wide.cu does without.
+#include <algorithm>
+
 #include "kernels/cuda/transport_cloud_stream.cuh"
 #include "kernels/cuda/transport_gradient.cuh"
 #include "kernels/cuda/transport_launch.h"
@@ -64,9 +66,13 @@ struct Sums : PointSums<AgainOf(kParts), kColumns> {
 
 #endif
 
-// kColumns: coordinates of a part.
+__host__ __device__ inline int64_t BlocksOf(const Job& job, int side, int ranks) {
+  return job.count * RowBlocksOf(job, side) * PartGroups(job) * ranks;
+}
+
+// kColumns: coordinates of a part. Of both sides, blocks of the first come first.
 template <int kPlanes, Parts kParts, int kColumns>
-__global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, int side, int ranks) {
+__global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, Sides sides, int ranks) {
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, kParts, kGradientGroups), kAgain = AgainOf(kParts);
   __shared__ CloudContext c;
@@ -76,8 +82,10 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
   // 1. Which rows, which coordinates, which tiles.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
+  const int64_t of_first = sides == Sides::kBoth ? BlocksOf(job, 0, ranks) : 0;
+  const int side = sides == Sides::kFirst || (sides == Sides::kBoth && work.block < of_first) ? 0 : 1;
   const int groups = PartGroups(job), rank = static_cast<int>(work.block % ranks);
-  const int64_t blocks = RowBlocksOf(job, side) * groups, index = work.block / ranks;
+  const int64_t blocks = RowBlocksOf(job, side) * groups, index = (work.block - (side == 0 ? 0 : of_first)) / ranks;
   const Member member{job, index / blocks};
   const int first_part = static_cast<int>(index % blocks % groups) * kAgain;
   const int block = static_cast<int>(index % blocks / groups);
@@ -116,14 +124,23 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 
     // 3. Store.
     if (t + 1 < terms_of && !outputs.projects) continue;
-    rows.Combine(rank, ranks, [&](int row, int column, float sum) {
+    const bool moves = outputs.moves && t + 1 == terms_of;
+    const int first_coordinate = first_part * kDepth;
+    const auto is_there = [&](int row, int column) {
+      return row0 + 8 * row < c.rows && first_coordinate + column < job.dim;
+    };
+    const auto load = [&](int row, int column) {
+      return moves && is_there(row, column) ? outputs.Apart(row0 + 8 * row, first_coordinate + column) : 0;
+    };
+    rows.Combine(rank, ranks, load, [&](int row, int column, float sum, double apart) {
+      if (!is_there(row, column)) return;
       const int64_t i = row0 + 8 * row;
-      const int k = first_part * kDepth + column;
-      if (i >= c.rows || k >= job.dim) return;
+      const int k = first_coordinate + column;
       const double first = row == 0 ? mass[0][0] : mass[0][1], second = row == 0 ? mass[1][0] : mass[1][1];
       if (t == 0 && outputs.projects) outputs.StoreMean(i, k, first, sum);
-      if (!outputs.moves || t + 1 < terms_of) return;
-      terms_of == 1 ? outputs.StoreMoved(i, k, first, sum) : outputs.StoreMovedApart(i, k, first, second, sum);
+      if (!moves) return;
+      terms_of == 1 ? outputs.StoreMoved(i, k, first, sum, apart)
+                    : outputs.StoreMovedApart(i, k, first, second, sum, apart);
     });
   }
 #endif
@@ -131,25 +148,34 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 
 }  // namespace
 
-int GradientRanks(const Job& job, int side) {
+GradientLaunch GradientLaunchOf(const Job& job, int side) {
+  if (HasWideGradient(job) || !MakesMeans(job, side)) return {Sides::kNone, 1};
+  const int64_t row_blocks[2] = {RowBlocksOf(job, 0), RowBlocksOf(job, 1)};
+  const bool together =
+      MakesMeans(job, 1 - side) && row_blocks[0] <= 2 * row_blocks[1] && row_blocks[1] <= 2 * row_blocks[0];
+  if (together && side == 1) return {Sides::kNone, 1};
   // What a block has to do beside its tiles takes as long as so many of them.
   const Parts parts = PartsOf(PlanesOf(job), job.dim);
   const int64_t beside = parts == Parts::kOne ? 12 : parts == Parts::kFew ? 4 : 2;
-  return RanksOf(RowBlocksOf(job, side) * PartGroups(job), CeilDiv(job.size[1 - side], kCloudTile), beside);
+  const int64_t blocks = row_blocks[side] + (together ? row_blocks[1 - side] : 0);
+  const int longer = together ? std::max(job.size[0], job.size[1]) : job.size[1 - side];
+  const int ranks = RanksOf(blocks * PartGroups(job), CeilDiv(longer, kCloudTile), beside);
+  return {together ? Sides::kBoth : side == 0 ? Sides::kFirst : Sides::kSecond, ranks};
 }
 
-int64_t GradientBlocks(const Job& job, int side) {
-  if (!MakesMeans(job, side) || HasWideGradient(job)) return 0;
-  return job.count * RowBlocksOf(job, side) * PartGroups(job) * GradientRanks(job, side);
+int64_t GradientBlocks(const Job& job, const GradientLaunch& launch) {
+  return (launch.sides == Sides::kSecond ? 0 : BlocksOf(job, 0, launch.ranks)) +
+         (launch.sides == Sides::kFirst ? 0 : BlocksOf(job, 1, launch.ranks));
 }
 
-void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, int side,
+void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, const GradientLaunch& of,
                     cudaStream_t stream) {
   const Parts parts = PartsOf(planes, dim);
   const size_t tile = static_cast<size_t>(planes) * kCloudTile * CloudRowBytes(dim);
   const size_t tiles = StreamTiles(planes, parts, CloudDepths(dim), kGradientGroups);
-  const auto launch = [&](void (*kernel)(LaunchTable, int, int)) {
-    LaunchCluster(kernel, blocks, ranks, kThreads, tiles * tile + kPlaneAlignment, stream, table, side, ranks);
+  const auto launch = [&](void (*kernel)(LaunchTable, Sides, int)) {
+    LaunchCluster(kernel, blocks, of.ranks, kThreads, tiles * tile + kPlaneAlignment, stream, table, of.sides,
+                  of.ranks);
   };
   if (parts == Parts::kFew) {
     return launch(planes == 2 ? GradientKernel<2, Parts::kFew, 64> : GradientKernel<1, Parts::kFew, 64>);

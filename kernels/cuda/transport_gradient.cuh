@@ -66,21 +66,34 @@ struct PointSums {
       entry *= e % 4 / 2 == 0 ? first : second;
     }
   }
-  // Over the cluster, each block some of them: store(0 or 1 for the row, coordinate from the first part's first, sum).
-  // All threads of the cluster call it.
-  template <typename Store>
-  __device__ void Combine(int rank, int ranks, Store store) const {
+  // Over the cluster, each block some of them: store(0 or 1 for the row, coordinate from the first part's first, sum,
+  // what load(row, coordinate) said). All threads of the cluster call it.
+  template <typename Load, typename Store>
+  __device__ void Combine(int rank, int ranks, Load load, Store store) const {
     float* mine = reinterpret_cast<float*>(DynamicShared()) + threadIdx.x;
     __syncthreads();  // The last tile has been read.
 #pragma unroll
     for (int e = 0; e < kEntries; ++e) mine[e * kThreads] = total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
     SyncCluster();
     const int share = kEntries / ranks;
-    for (int e = rank * share; e < (rank + 1) * share; ++e) {
-      float sum = 0;
-      for (int k = 0; k < ranks; ++k) sum += LoadRemote(mine + e * kThreads, k);
+    const auto row_of = [](int e) { return e % 4 / 2; };
+    const auto column_of = [](int e) {
       const int q = e % (kColumns / 2);
-      store(e % 4 / 2, e / (kColumns / 2) * kDepth + q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2, sum);
+      return static_cast<int>(e / (kColumns / 2) * kDepth + q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2);
+    };
+    // All are far away: so many are on their way at once, where registers allow.
+    constexpr int kLeast = kEntries / kPortableRanks, kAtOnce = kAgain > 3 ? 1 : kLeast < 4 ? kLeast : 4;
+    for (int first = rank * share; first < (rank + 1) * share; first += kAtOnce) {
+      decltype(load(0, 0)) beside[kAtOnce];
+      float sum[kAtOnce] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) beside[k] = load(row_of(first + k), column_of(first + k));
+      for (int block = 0; block < ranks; ++block) {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) sum[k] += LoadRemote(mine + (first + k) * kThreads, block);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) store(row_of(first + k), column_of(first + k), sum[k], beside[k]);
     }
     SyncCluster();
     FenceCopies();  // Copies may come again.
@@ -114,21 +127,21 @@ struct PointOutputs {
     const int64_t at = (member.index * member.job.size[side] + i) * member.job.dim + k;
     StoreOutput(ProjectionOf(member.job, side), at, mass > 0 ? sum * unscale + theirs[k] : 0);
   }
-  __device__ void StoreMoved(int64_t i, int k, double mass, float sum) const {
-    StoreGradient(member, side, i, k, 2 * member.job.in.kappa * (mass * (Apart(i, k) - sum * unscale)));
+  __device__ void StoreMoved(int64_t i, int k, double mass, float sum, double apart) const {
+    StoreGradient(member, side, i, k, 2 * member.job.in.kappa * (mass * (apart - sum * unscale)));
   }
   // Debiased: `own` of the self-term's plan, whose sums have been taken off.
-  __device__ void StoreMovedApart(int64_t i, int k, double mass, double own, float sum) const {
-    const double moved = mass * Apart(i, k) - own * (IsNegativeDot(member.job) ? -centre[k] : Point(i, k));
+  __device__ void StoreMovedApart(int64_t i, int k, double mass, double own, float sum, double apart) const {
+    const double moved = mass * apart - own * (IsNegativeDot(member.job) ? -centre[k] : Point(i, k));
     StoreGradient(member, side, i, k, 2 * member.job.in.kappa * (moved - sum * unscale));
   }
-
- private:
-  __device__ double Point(int64_t i, int k) const { return points[i * member.job.dim + k]; }
   // The row's point, seen from the other cloud's centre.
   __device__ double Apart(int64_t i, int k) const {
     return IsNegativeDot(member.job) ? -theirs[k] : Point(i, k) + (centre[k] - theirs[k]);
   }
+
+ private:
+  __device__ double Point(int64_t i, int k) const { return points[i * member.job.dim + k]; }
 };
 
 #endif

@@ -139,13 +139,24 @@ __global__ void __launch_bounds__(kThreads, 1) WideGradientKernel(LaunchTable ta
   const PointOutputs outputs(member, side);
   const int64_t first_row = chunk * WideChunkRows(job, side) + block * kGradientRows;
   const int64_t row0 = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  rows.Combine(rank, ranks, [&](int row, int column, float sum) {
+  const auto is_there = [&](int row, int column) {
+    return row0 + 8 * row < c.rows && column < parts * kDepth && first_part * kDepth + column < job.dim;
+  };
+  struct Beside {
+    double mass, apart;
+  };
+  const auto load = [&](int row, int column) {
+    if (!is_there(row, column)) return Beside{0, 0};
+    const int64_t i = row0 + 8 * row;
+    const double apart = outputs.moves ? outputs.Apart(i, first_part * kDepth + column) : 0;
+    return Beside{member.mass(side)[i] * member.ratio(0, side)[i], apart};
+  };
+  rows.Combine(rank, ranks, load, [&](int row, int column, float sum, const Beside& beside) {
+    if (!is_there(row, column)) return;
     const int64_t i = row0 + 8 * row;
     const int k = first_part * kDepth + column;
-    if (i >= c.rows || column >= parts * kDepth || k >= job.dim) return;
-    const double mass = member.mass(side)[i] * member.ratio(0, side)[i];
-    if (outputs.projects) outputs.StoreMean(i, k, mass, sum);
-    if (outputs.moves) outputs.StoreMoved(i, k, mass, sum);
+    if (outputs.projects) outputs.StoreMean(i, k, beside.mass, sum);
+    if (outputs.moves) outputs.StoreMoved(i, k, beside.mass, sum, beside.apart);
   });
 #endif
 }

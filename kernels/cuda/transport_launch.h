@@ -102,11 +102,17 @@ int64_t TurnBlocks(const Job& job);
 void LaunchTurn(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 
 // ---- transport_gradient.cu: gradients and projections of points, of jobs in float32 that HasGradientKernel --------
-// Jobs of one launch have the same planes and GradientRanks, and dims that lie alike (CloudRowBytes, PartsOf); `dim`:
-// the largest.
-int GradientRanks(const Job& job, int side);
-int64_t GradientBlocks(const Job& job, int side);
-void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, int ranks, int side,
+// Jobs of one launch have the same planes and GradientLaunchOf, and dims that lie alike (CloudRowBytes, PartsOf);
+// `dim`: the largest.
+enum class Sides : int { kNone, kFirst, kSecond, kBoth };
+struct GradientLaunch {
+  Sides sides;
+  int ranks;  // Blocks that share the tiles of a block of rows.
+};
+// Of a side, or of both where their sizes are within a factor of two: those are launched with the first.
+GradientLaunch GradientLaunchOf(const Job& job, int side);
+int64_t GradientBlocks(const Job& job, const GradientLaunch& launch);
+void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, const GradientLaunch& of,
                     cudaStream_t stream);
 
 // ---- transport_gradient_wide.cu: the same for jobs that HasWideGradient, a chunk of rows after the other ----------

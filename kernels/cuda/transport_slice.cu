@@ -237,25 +237,25 @@ class Slice : private SliceLaunches {
   }
 
   void Gradients(const Set& set) {
-    using Kind = std::array<int, 5>;
+    using Kind = std::tuple<int, Parts, int, Sides, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
       if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat)) return;
       const int planes = PlanesOf(job);
       for (int side = 0; side < 2; ++side) {
-        if (GradientBlocks(job, side) == 0) continue;
-        add({side, planes, static_cast<int>(PartsOf(planes, job.dim)), CloudRowBytes(job.dim),
-             GradientRanks(job, side)});
+        const GradientLaunch launch = GradientLaunchOf(job, side);
+        if (launch.sides == Sides::kNone) continue;
+        add({planes, PartsOf(planes, job.dim), CloudRowBytes(job.dim), launch.sides, launch.ranks});
       }
     });
     for (const auto& [kind, jobs] : kinds) {
-      const int side = kind[0], planes = kind[1], ranks = kind[4];
+      const int planes = std::get<0>(kind);
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
       int dim = 0;
       for (int k : jobs) dim = std::max(dim, residents()[k]->job().dim);
-      const Table table = TableOf(jobs, [side = side](const Job& job) { return GradientBlocks(job, side); });
-      Later(table, [=](const LaunchTable& t, int64_t blocks) {
-        LaunchGradient(t, blocks, planes, dim, ranks, side, stream());
-      });
+      const Table table = TableOf(jobs, [&](const Job& job) { return GradientBlocks(job, launch); });
+      Later(table,
+            [=](const LaunchTable& t, int64_t blocks) { LaunchGradient(t, blocks, planes, dim, launch, stream()); });
     }
   }
 
