@@ -357,8 +357,8 @@ class OnChipBlock {
       for (int k = 0; k < kCount; ++k) own[k] = kLargest ? fmaxf(own[k], part[k]) : own[k] + part[k];
     }
   }
-  // Column Owned()'s over all warps of all blocks. Errors are added up too, into heard_error_, if they are `told`. Parts
-  // may be written again once something has been Spread.
+  // Column Owned()'s sum over all warps of all blocks, or the largest. Errors are added up too, into heard_error_, if
+  // they are `told`. Parts may be written again once something has been Spread.
   template <bool kLargest>
   __device__ float Gather(bool told = false, double error = 0) {
     if constexpr (S::kSplit) {
