@@ -108,16 +108,16 @@ __device__ void SumCoordinates(const Member& member, const TensorView& view, int
         Number value[kTogether][kWidth], part[kWidth] = {};
 #pragma unroll
         for (int t = 0; t < kTogether; ++t) {
-          const int i = min(i0 + t * rows, last - 1);  // One that is there.
-          LoadCoordinates(view, start, int64_t{i} * dim + k, value[t]);
+          if (i0 + t * rows >= last) break;
+          LoadCoordinates(view, start, int64_t{i0 + t * rows} * dim + k, value[t]);
         }
 #pragma unroll
         for (int t = 0; t < kTogether; ++t) {
-          const bool there = i0 + t * rows < last;
-          taken += there ? 1 : 0;
+          if (i0 + t * rows >= last) break;
+          ++taken;
 #pragma unroll
           for (int q = 0; q < kWidth; ++q) {
-            part[q] += there ? fma(value[t][q], kEighth, -kEighth * base[q]) : 0;
+            part[q] += fma(value[t][q], kEighth, -kEighth * base[q]);
             low[q] = min(low[q], value[t][q]);
             high[q] = max(high[q], value[t][q]);
           }
@@ -141,7 +141,7 @@ __device__ void SumCoordinates(const Member& member, const TensorView& view, int
       const int q = e % kWidth, at = e / kWidth, to = (begin + g0) * kWidth + e;
       double all = 0, least = INFINITY, most = -INFINITY;
 #pragma unroll 8
-      for (int r = 0; r < rows; ++r) {
+      for (int r = 0; r < min(rows, last - first); ++r) {
         all += scratch[0][q][r * lanes + at];
         least = fmin(least, scratch[1][q][r * lanes + at]);
         most = fmax(most, scratch[2][q][r * lanes + at]);
@@ -241,40 +241,50 @@ struct Lanes {
   }
 };
 
-// What turns coordinates into halves: then they are at most 64, and so far above where halves lose bits. From the boxes
-// around the points, which are known before their norms; FAST rounds coordinates. Every thread gets it.
+// What every point needs of both clouds: what turns coordinates into halves (then they are at most 64, and so far above
+// where halves lose bits), and the centres' squared distance.
+struct Surroundings {
+  double scale, apart2;
+};
+// From the boxes around the points, which are known before their norms; FAST rounds coordinates. Every thread gets it.
 template <bool kSquares>
-__device__ double PointScale(const Member& member) {
+__device__ Surroundings SurroundingsOf(const Member& member) {
   const Job& job = member.job;
-  __shared__ double scratch[kMostWarps];
+  __shared__ double parts[3][kWarps];
   const bool together = !kSquares && SourceOf(job) == Source::kDistances;
-  double radius2 = 0;
+  const double* centre[2] = {member.At<double>(job.at.centre[0]), member.At<double>(job.at.centre[1])};
+  const double* low[2] = {member.At<double>(job.at.chunk_sums[0]) + job.dim,
+                          member.At<double>(job.at.chunk_sums[1]) + job.dim};
+  double sum[3] = {};  // Squared radii of the boxes, apart2.
 #pragma unroll 1
-  for (int side = 0; side < 2; ++side) {
-    const double* centre = member.At<double>(job.at.centre[side]);
-    const double* theirs = member.At<double>(job.at.centre[1 - side]);
-    const double* low = member.At<double>(job.at.chunk_sums[side]) + job.dim;
-    double sum = 0;
-#pragma unroll 1
-    for (int k = threadIdx.x; k < job.dim; k += kThreads) {
-      const double middle = together ? (centre[k] + theirs[k]) / 2 : centre[k];
-      const double farthest = fmax(low[job.dim + k] - middle, middle - low[k]);
-      sum += farthest * farthest;
+  for (int k = threadIdx.x; k < job.dim; k += kThreads) {
+    const double x = centre[0][k], y = centre[1][k];
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const double middle = together ? (x + y) / 2 : side == 0 ? x : y;
+      const double farthest = fmax(low[side][job.dim + k] - middle, middle - low[side][k]);
+      sum[side] += farthest * farthest;
     }
-    radius2 = fmax(radius2, BlockSum(sum, scratch));
+    sum[2] += (x - y) * (x - y);
   }
-  const double radius = sqrt(radius2) * (1 + 0x1p-11);
-  return radius > 0 && isfinite(radius) ? ldexp(1.0, 5 - ilogb(radius)) : 1;
-}
-
-__device__ double CentresApart2(const Member& member) {
-  __shared__ double scratch[kMostWarps];
-  const double* x = member.At<double>(member.job.at.centre[0]);
-  const double* y = member.At<double>(member.job.at.centre[1]);
-  double sum = 0;
-#pragma unroll 1
-  for (int k = threadIdx.x; k < member.job.dim; k += kThreads) sum += (x[k] - y[k]) * (x[k] - y[k]);
-  return BlockSum(sum, scratch);
+#pragma unroll
+  for (double& s : sum) {
+    for (int lane = 16; lane > 0; lane /= 2) s += __shfl_xor_sync(0xffffffffu, s, lane);
+  }
+  if (threadIdx.x % 32 < 3) {
+    const int which = threadIdx.x % 32;
+    parts[which][threadIdx.x / 32] = which == 0 ? sum[0] : which == 1 ? sum[1] : sum[2];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int which = 0; which < 3; ++which) {
+    sum[which] = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sum[which] += parts[which][warp];
+  }
+  const double radius = sqrt(fmax(sum[0], sum[1])) * (1 + 0x1p-11);
+  const bool scales = job.halves && radius > 0 && isfinite(radius);
+  return {scales ? ldexp(1.0, 5 - ilogb(radius)) : 1, sum[2]};
 }
 
 // Coordinates as far as kernels read them: the halves' padding too.
@@ -443,11 +453,11 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
   const int count = job.size[side], first = block * kBlockPoints, last = min(count, first + kBlockPoints);
   double high = 0, total = 0;
   if (!job.dense) {
-    const double scale = job.halves ? PointScale<kSquares>(member) : 1;
+    const Surroundings around = SurroundingsOf<kSquares>(member);
+    const double scale = around.scale;
     if (side == 0 && block == 0 && threadIdx.x == 0) member.state(0)->point_scale = scale;
     TensorView sphere;
     const TensorView& view = PointsOf<kSquares>(member, side, &sphere);
-    const double apart2 = CentresApart2(member);
     const Centring<kSquares> centring(member, view, side, scale);
     // The last block pads. Warps stay together; a point is read while the one before is centred.
     const int points = job.halves && last == count ? static_cast<int>(HalvesPoints(job, side)) - first : kBlockPoints;
@@ -458,7 +468,7 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
     for (; k < points; k += step) {
       const double2 value = next;
       if (k + step < points) next = centring.Read(first + k + step);
-      high = fmax(high, centring.Centre(first + k, value, apart2));
+      high = fmax(high, centring.Centre(first + k, value, around.apart2));
     }
     __syncthreads();  // The shifts are there.
   }
@@ -501,7 +511,7 @@ __device__ void RestorePoints(const Member& member) {
 
 // kSquares: of jobs that IsSquared alone.
 template <bool kSquares, int kStep>
-__global__ void __launch_bounds__(kThreads, kStep == kPointsStep ? 4 : 1) PrepareKernel(LaunchTable table) {
+__global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) PrepareKernel(LaunchTable table) {
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
