@@ -163,6 +163,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
       for (int depth = 0; depth < depths; ++depth) {
         // Rows come once where they have one depth.
         if (depths > 1 || steps_ == 0) WaitForPhase(&m_.rows_copied, steps_ / Planes() & 1);
+        const int steps = StepsOf(depth);
 #pragma unroll 1
         for (int plane = Planes() - 1; plane >= 0; --plane, ++steps_) {
           const unsigned buffer = steps_ % Memory::kBuffers;
@@ -170,7 +171,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
           // The rows' smaller halves are multiplied with the larger ones only.
 #pragma unroll 1
           for (int other = plane == 0 ? Planes() - 1 : 0; other >= 0; --other) {
-            MultiplyPlanes(other, buffer, StepsOf(depth), sums);
+            MultiplyPlanes(other, buffer, steps, sums);
           }
         }
         if (threadIdx.x == 0) CopyUntil(steps_ - Planes() + Memory::kBuffers);  // Buffers of steps before.

@@ -152,6 +152,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     float weight[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) weight[r] = m_.rows.weight[parity][Row(r)];
+    AddColumns<kFirst, kLast>(weight);
+  }
+  template <int kFirst, int kLast>
+  __device__ void AddColumns(const float (&weight)[S::kRows]) {
 #pragma unroll
     for (int g = kFirst; g < kLast; ++g) {
       float s[S::kWidth];
@@ -259,9 +263,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     float u;
     const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
     const bool good = NewScaling<kPlain>(m_.rows.frame[row], row_shift, old, sum, m_.rho[0], relax, &u);
+    const float own = IsRow(row) ? (good ? m_.rows.mass[row] * u : NAN) : 0;
     if (IsRowsFirstLane()) {
       m_.rows.scaling[parity ^ 1][row] = IsRow(row) ? u : 1;
-      m_.rows.weight[parity ^ 1][row] = IsRow(row) ? (good ? m_.rows.mass[row] * u : NAN) : 0;
+      m_.rows.weight[parity ^ 1][row] = own;
     }
     if (judged) {
       double error = IsRowsFirstLane() && IsRow(row) ? RowError(row, old, sum) : 0;
@@ -271,7 +276,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     __syncwarp();
     // 2. Columns: parts of all warps, of all blocks. What the first half comes to travels beside the second's sums.
     if constexpr (S::kSplit) {
-      AddColumns<0, kHalf>(parity ^ 1);
+      float weights[S::kRows];  // Those few are here sooner from lane to lane.
+#pragma unroll
+      for (int r = 0; r < S::kRows; ++r) weights[r] = __shfl_sync(0xffffffffu, own, r * (32 / S::kRows));
+      AddColumns<0, kHalf>(weights);
       __syncthreads();
       TellOwners<S::kOwn / 2>(0);
       AddColumns<kHalf, S::kGroups>(parity ^ 1);
