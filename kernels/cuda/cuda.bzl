@@ -21,7 +21,17 @@ _FLAGS = [
 ]
 
 # What ptxas says of each kernel (registers, stack, spills) is kept beside the object, where tests/static looks for it.
-_COMPILE = """usage=$1; shift; "$@" 2>"$usage" || { cat "$usage" >&2; exit 1; }"""
+# nvcc names temporary files by its process number, which is the same in all sandboxes: they get folders of their own.
+_COMPILE = """
+usage=$1; shift
+TMPDIR=$(mktemp -d) || exit 1
+export TMPDIR
+"$@" 2>"$usage"
+code=$?
+rm -rf "$TMPDIR"
+[ $code = 0 ] || cat "$usage" >&2
+exit $code
+"""
 
 def _cuda_objects_impl(ctx):
     context = cc_common.merge_cc_infos(
