@@ -61,8 +61,8 @@ struct OnChipMemory {
   static constexpr int kPlane = kDense ? 8 : S::kChunk * 2 * kDepth;          // Bytes: a half of a chunk's points.
   static constexpr int kRowPlane = kSource == Source::kProducts && S::kWarpgroups > 0 ? S::kBlockRows * 2 * kDepth : 8;
   static constexpr int kAlignment = kRowPlane > 8 ? kPlaneAlignment : 16;
-  // Of a chunk's planes: two that are multiplied, and what has room beside them.
-  static constexpr int kBuffers = kRowPlane == 8 || S::kGroups == 1 || S::kMost == 1024 ? 2 : 4;
+  // Of a chunk's planes: two, which are multiplied together, and the next two where there is room for them.
+  static constexpr int kBuffers = kRowPlane == 8 || S::kGroups == 1 || S::kHeld > 0 ? 2 : 4;
   // Halves of points: of chunks, planes at a time, and of the rows.
   alignas(kAlignment) char points[kBuffers][kPlane];
   alignas(kAlignment) char row_points[2 * kRowPlane];

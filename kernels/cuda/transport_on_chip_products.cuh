@@ -140,7 +140,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   }
   __device__ void CopyPlane(const PlaneOfChunk& of) {
     const unsigned bytes = S::kChunk * RowBytes(), buffer = of.step % Memory::kBuffers;
-    const char* from = Halves(1, TileOf(of.g), of.depth, of.plane) + of.g * S::kChunk % kCloudTile * RowBytes();
+    const char* from = Halves(1, TileOf(of.g), of.depth, of.plane);
     ArriveExpecting(&m_.copied[buffer], bytes);
     CopyBulk(SharedAddress(m_.points[buffer]), from, bytes, &m_.copied[buffer]);
   }
