@@ -18,6 +18,12 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
+// Before kernels can be asked: what a resident finds there at most.
+DeviceKernels KernelsOf(const DeviceInfo& device) {
+  const bool hopper = device.compute_major == 9;
+  return {hopper, hopper};
+}
+
 class TransportFamily final : public Family {
  public:
   const char* name() const override { return "transport"; }
@@ -25,12 +31,11 @@ class TransportFamily final : public Family {
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;
     return problem.kind != ProblemKind::kNormalization && problem.n <= kMost && problem.m <= kMost;
   }
-  int64_t WorkspaceBytes(const DeviceInfo& /*device*/, const Problem& problem) const override {
-    return problem.count * JobOf(problem, {}).at.bytes;
+  int64_t WorkspaceBytes(const DeviceInfo& device, const Problem& problem) const override {
+    return problem.count * JobOf(problem, KernelsOf(device)).at.bytes;
   }
   double PredictedSeconds(const DeviceInfo& device, const Problem& problem) const override {
-    const bool hopper = device.compute_major == 9;
-    const Job job = JobOf(problem, {hopper, hopper});
+    const Job job = JobOf(problem, KernelsOf(device));
     const double iteration = IterationSeconds(job);
     return problem.solver.max_iterations * (iteration + 2 * kLaunchSeconds) + 3 * iteration + 20 * kLaunchSeconds +
            ProductSeconds(job);

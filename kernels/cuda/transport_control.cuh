@@ -133,7 +133,6 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
     if (s->stopped) return;
   }
   s->parity ^= 1;
-  s->unsafe = 0;
   s->fresh = 0;
   if (s->starting) {
     s->starting = 0;

@@ -87,7 +87,7 @@ Layout LayoutOf(const Job& job) {
       for (int parity = 0; parity < 2; ++parity) at.phi[e][parity][side] = part.Take(vector);
       at.ratio[e][side] = part.Take(vector);
       const int blocks = std::max(
-          {RowBlocks(job, e, side), kOnChipRanksMost, MayStream(job) ? RowBlocks(job, e, side, Geometry::kStream) : 0});
+          {RowBlocks(job, e, side), kOnChipRanksMost, job.streamed ? RowBlocks(job, e, side, Geometry::kStream) : 0});
       at.stats[e][side] = part.Take(blocks * sizeof(BlockStats));
     }
     int64_t partial = 0;
@@ -103,7 +103,16 @@ Layout LayoutOf(const Job& job) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
-  if (MayStream(job)) at.stream_partial = part.Take(StreamSlabs(job) * size[1] * static_cast<int64_t>(sizeof(float)));
+  if (job.streamed) {
+    const int64_t row = StreamColumns(job) * static_cast<int64_t>(sizeof(float));
+    at.stream_partial = part.Take(StreamSlabs(job) * row);
+    at.stream_terms = part.Take(row);
+    at.stream_reference = part.Take(sizeof(double));
+  }
+  if (job.streamed && !job.dense) {
+    at.exponents = part.Take(KeptBytes(job));
+    for (int side = 0; side < 2; ++side) at.frame[side] = part.Take(size[side] * sizeof(double));
+  }
   const int64_t chunks = PrepareBlocks(job, kPointsStep) + (job.dense ? PrepareBlocks(job, kRangesStep) : 0);
   at.chunk_stats = part.Take(chunks * sizeof(ChunkStats));
   at.linear_value = part.Take(blocks * sizeof(double));
@@ -164,7 +173,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   // Small problems: to restore points takes one block.
   job.lean = job.halves && IsSquared(job) && job.engines == 1 && OnChipTiles(job) > 0 && job.dim <= kDepth &&
              !ReadsPoints(job);
-  job.streamed = job.hopper && OnChipTiles(job) == 0 && MayStream(job);
+  job.streamed = OnChipTiles(job) == 0 && (StreamsCosts(job) || KeepsExponents(job));
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
   return job;
@@ -178,7 +187,7 @@ double IterationSeconds(const Job& job) {
   }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
-  if (job.streamed) return job.count * pairs * 1.2e-12 + 2e-5;
+  if (job.streamed) return job.count * pairs * (job.dense || PlanesOf(job) == 2 ? 1.2e-12 : 6e-13) + 1e-5;
   if (!job.halves) {
     const double slow = job.precision == Precision::kDouble ? 4 : 1;
     return job.count * (2 * pairs * slow * (8e-13 + 8e-14 * job.dim) + 2e-8) + 2e-5;

@@ -70,12 +70,26 @@ void LaunchOnChipDistances(const LaunchTable& table, int64_t blocks, int tiles, 
 // Whether clusters of kOnChipRanksMost blocks can be had, on the calling thread's device.
 bool HasWideClusters();
 
-// ---- transport_stream.cu: large dense problems, both sides in one sweep -------------------------------------------
-// For streamed jobs with `quads` StreamQuads at most: StreamSlabs of a member, then StreamEndBlocks of a job. The
-// passes of transport_half_step.cu follow, for what could not be done.
-int StreamQuads(const Job& job);
+// ---- transport_exponents.cu: exponents of clouds to memory --------------------------------------------------------
+// Of jobs that KeepsExponents, after their first iteration: PassBlocks of a member and side 0. Jobs of one launch have
+// the same planes and PartsOf; `dim`: the largest.
+void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream);
+
+// ---- transport_stream.cu: costs or exponents in memory, both sides in one sweep -----------------------------------
+// For streamed jobs: StreamSlabs of a member, then StreamEndBlocks of a job. Jobs of one launch have numbers of one
+// size and the same StreamLaunchOf. LaunchStreamTerms comes before the first, and again where columns have got other
+// potentials since: StreamTermsBlocks of a job. Slabs may be read while the kernel before ends: that is not the one
+// that writes them.
+struct StreamLaunch {
+  bool halves;  // Exponents of FAST.
+  int groups;   // Of threads, that have rows of their own.
+  int quads;    // Of columns, that a thread has.
+};
+StreamLaunch StreamLaunchOf(const Job& job);
+int64_t StreamTermsBlocks(const Job& job);
 int64_t StreamEndBlocks(const Job& job);
-void LaunchStream(const LaunchTable& table, int64_t blocks, int quads, Pass pass, cudaStream_t stream);
+void LaunchStreamTerms(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& of, Pass pass, cudaStream_t stream);
 void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream);
 
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------

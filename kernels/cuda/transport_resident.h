@@ -58,6 +58,10 @@ class TransportResident final : public Resident {
   void CountPasses(int64_t count) { launched_ = std::min(passes_, launched_ + count); }
   // Engines in float32 are solved by the on-chip kernel.
   bool OnChip() const { return OnChipTiles(job_) > 0; }
+  // Whether engines in float32 are streamed from now on. KeepExponents: clouds, whose exponents are enqueued.
+  bool Streams() const { return job_.streamed && (job_.dense || kept_); }
+  bool MayKeepExponents() const { return job_.streamed && !Streams(); }
+  void KeepExponents() { kept_ = true; }
   // Before the data are known: that all engines need float32 only, and that this slice finishes them.
   void Hope() {
     hoped_modes_ = modes_ = 1 << (job_.precision == Precision::kDouble ? kDouble : kFloat);
@@ -120,7 +124,7 @@ class TransportResident final : public Resident {
   const JobReport* pending_ = nullptr;
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
-  bool prepared_ = false, finished_ = false, hopeful_ = false;
+  bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false;
   absl::Status status_;
   SolveReport report_;
 };

@@ -101,12 +101,42 @@ __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
 __host__ __device__ inline int OnChipTiles(const Job& job) { return OnChipShapeOf(job).tiles; }
 // Jobs whose columns are extrapolated, where they are not solved on the chip.
 __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relaxing; }
-// Jobs that may be streamed: long enough to fill a device with slabs, rows that fit a block.
+// Streamed jobs: float32 costs in memory, or exponents of clouds that are kept there after the first iteration.
+// Long enough to fill a device with slabs, rows that fit a block.
 constexpr int kStreamColumnsMost = 16384;
+constexpr int kEndColumns = 64;  // Of a block that adds up slabs.
 __host__ __device__ inline bool MayStream(const Job& job) {
-  return job.dense && !job.symmetric && job.engines == 1 && job.precision != Precision::kDouble &&
-         job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0 && job.size[1] <= kStreamColumnsMost &&
+  return job.hopper && !job.symmetric && job.engines == 1 && job.precision != Precision::kDouble &&
+         job.size[1] <= kStreamColumnsMost;
+}
+__host__ __device__ inline bool StreamsCosts(const Job& job) {
+  return MayStream(job) && job.dense && job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0 &&
          int64_t{job.size[0]} * job.size[1] >= (1 << 21);
+}
+// Numbers of a row.
+__host__ __device__ inline int StreamColumns(const Job& job) {
+  return job.dense ? job.size[1] : static_cast<int>(CeilDiv(job.size[1], kCloudTile) * kCloudTile);
+}
+// Clouds whose exponents are kept: where reading them takes less time than making them anew (measured on an H200: of 32
+// coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of a member, is not too much.
+constexpr int64_t kKeptBytesMost = int64_t{512} << 20;
+constexpr int kKeptRowsLeast = 1024, kKeptIterationsLeast = 4, kKeptDimLeast = 64;
+constexpr int kKeptDimLeastOfFew = 17, kKeptFew = 1 << 23;  // Rows times columns.
+
+__host__ __device__ inline bool KeepsHalves(const Job& job) { return !job.dense && PlanesOf(job) == 1; }
+__host__ __device__ inline int64_t KeptBytes(const Job& job) {
+  return int64_t{job.size[0]} * StreamColumns(job) * (KeepsHalves(job) ? 2 : 4);
+}
+__host__ __device__ inline bool KeepsExponents(const Job& job) {
+  const int64_t rows = job.size[0], columns = job.size[1];
+  return MayStream(job) && SourceOf(job) == Source::kProducts && job.solver.epsilon_decay == 0 &&
+         job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) &&
+         job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
+         KeptBytes(job) <= kKeptBytesMost;
+}
+// Whether passes over an engine in this state are: its statistics then lie as Geometry::kStream.
+__host__ __device__ inline bool IsStreamed(const Job& job, const EngineState& state) {
+  return job.streamed && state.mode == kFloat && (job.dense || state.kept);
 }
 __host__ __device__ inline int StreamRows(const Job& job) {  // Of a slab.
   const int rows = (job.size[0] + kProcessors - 1) / kProcessors;
@@ -128,7 +158,7 @@ __host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometr
       return side == 0 ? shape.rows : shape.owned;
     }
     case Geometry::kStream:
-      return side == 0 ? StreamRows(job) : kThreads;
+      return side == 0 ? StreamRows(job) : kEndColumns;
     default:
       return kTile;
   }

@@ -58,11 +58,12 @@ class Slice : private SliceLaunches {
     }
     RunOnChip(set, most);
     Set passing = Among(set, [](const TransportResident& r) { return !r.OnChip(); });
-    std::vector<PassTables> tables = TablesOf(passing);
+    Passes passes = PassesOf(passing);
     for (int64_t done = 1; !passing.empty(); ++done) {
-      RunPass(tables, Pass::kIterate);
+      RunPass(&passes, Pass::kIterate);
+      const bool kept = KeepExponents(passing);
       const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done; });
-      if (left.size() != passing.size()) tables = TablesOf(left);
+      if (kept || left.size() != passing.size()) passes = PassesOf(left);
       passing = left;
     }
   }
@@ -75,27 +76,46 @@ class Slice : private SliceLaunches {
     int planes;  // Of clouds in float32.
     int dim;     // The largest.
     bool hopper;
-    int quads;  // Of streamed problems; 0: none.
-    Table stream[2];
     Table side[2];
+  };
+  struct StreamTables {
+    StreamLaunch launch;
+    Table slabs;
+  };
+  struct Passes {
+    std::vector<StreamTables> streams;
+    Table stream_terms, stream_end;
+    bool has_terms = false;
+    std::vector<PassTables> others;
   };
   // Clouds in float32 that one kernel serves.
   static int KindOf(const Job& job) {
     if (!job.halves) return 0;  // Distances, which have two planes.
     return PlanesOf(job) - 1 + 2 * static_cast<int>(PartsOf(PlanesOf(job), job.dim));
   }
-  void AddStreams(const Set& set, PassTables* pass) {
-    const Set streamed = Among(set, [](const TransportResident& r) { return r.job().streamed; });
-    for (int k : streamed) pass->quads = std::max(pass->quads, StreamQuads(residents()[k]->job()));
-    pass->stream[0] = TableOf(streamed, [](const Job& job) { return job.count * StreamSlabs(job); });
-    pass->stream[1] = TableOf(streamed, [](const Job& job) { return StreamEndBlocks(job); });
+  Passes PassesOf(const Set& set) {
+    Passes passes;
+    passes.others = TablesOf(set);
+    const Set streaming = Among(set, [](const TransportResident& r) { return r.Streams() && r.Has(kFloat); });
+    using Kind = std::tuple<bool, int, int>;
+    const auto kinds = ByKind<Kind>(streaming, [](const TransportResident& r, auto add) {
+      const StreamLaunch launch = StreamLaunchOf(r.job());
+      add({launch.halves, launch.groups, launch.quads});
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      const Table slabs = TableOf(chosen, [](const Job& job) { return job.count * StreamSlabs(job); });
+      passes.streams.push_back({{std::get<0>(kind), std::get<1>(kind), std::get<2>(kind)}, slabs});
+    }
+    passes.stream_terms = TableOf(streaming, [](const Job& job) { return StreamTermsBlocks(job); });
+    passes.stream_end = TableOf(streaming, [](const Job& job) { return StreamEndBlocks(job); });
+    return passes;
   }
   std::vector<PassTables> TablesOf(const Set& set) {
     using Kind = std::tuple<Source, Mode, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Source source = SourceOf(r.job());
       AddModes(r, [&](Mode mode) {
-        if (mode == kFloat && r.OnChip()) return;
+        if (mode == kFloat && (r.OnChip() || r.Streams())) return;
         add({source, mode, source != Source::kCosts && mode == kFloat ? KindOf(r.job()) : 0});
       });
     });
@@ -104,9 +124,8 @@ class Slice : private SliceLaunches {
       const auto [source, mode, unused] = kind;
       const Job& first = residents()[chosen[0]]->job();
       const bool cloud = GeometryOf(first, mode) == Geometry::kCloud;
-      PassTables pass{source, mode, cloud, PlanesOf(first), 0, first.hopper, 0, {}, {}};
+      PassTables pass{source, mode, cloud, PlanesOf(first), 0, first.hopper, {}};
       for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
-      if (mode == kFloat) AddStreams(chosen, &pass);
       for (int side = 0; side < 2; ++side) {
         pass.side[side] = TableOf(chosen, [side, mode = mode](const Job& job) {
           return job.count * PassBlocks(job, side, GeometryOf(job, mode));
@@ -116,16 +135,21 @@ class Slice : private SliceLaunches {
     }
     return tables;
   }
-  void RunPass(const std::vector<PassTables>& tables, Pass pass) {
-    for (const PassTables& t : tables) {
-      Later(t.stream[0], [this, quads = t.quads, pass](const LaunchTable& table, int64_t blocks) {
-        LaunchStream(table, blocks, quads, pass, stream());
-      });
-      Later(t.stream[1],
-            [this, pass](const LaunchTable& table, int64_t blocks) { LaunchStreamEnd(table, blocks, pass, stream()); });
+  void RunPass(Passes* passes, Pass pass) {
+    if (!passes->has_terms) {
+      Later(passes->stream_terms,
+            [this](const LaunchTable& table, int64_t blocks) { LaunchStreamTerms(table, blocks, stream()); });
+      passes->has_terms = true;
     }
+    for (const StreamTables& t : passes->streams) {
+      Later(t.slabs, [=, launch = t.launch](const LaunchTable& table, int64_t blocks) {
+        LaunchStream(table, blocks, launch, pass, stream());
+      });
+    }
+    Later(passes->stream_end,
+          [this, pass](const LaunchTable& table, int64_t blocks) { LaunchStreamEnd(table, blocks, pass, stream()); });
     for (int side = 0; side < 2; ++side) {
-      for (const PassTables& tables_of : tables) {
+      for (const PassTables& tables_of : passes->others) {
         Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
           if (t.cloud && t.source == Source::kDistances) {
             LaunchCloudDistances(table, blocks, t.dim, t.hopper, side, pass, stream());
@@ -137,6 +161,27 @@ class Slice : private SliceLaunches {
         });
       }
     }
+  }
+
+  // Exponents of clouds that have done their first iteration; whether there are any.
+  bool KeepExponents(const Set& set) {
+    const Set keeping = Among(set, [](const TransportResident& r) { return r.MayKeepExponents() && r.Has(kFloat); });
+    using Kind = std::pair<int, Parts>;
+    const auto kinds = ByKind<Kind>(keeping, [](const TransportResident& r, auto add) {
+      const int planes = PlanesOf(r.job());
+      add({planes, PartsOf(planes, r.job().dim)});
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      int dim = 0;
+      for (int k : chosen) dim = std::max(dim, residents()[k]->job().dim);
+      const Table table =
+          TableOf(chosen, [](const Job& job) { return job.count * PassBlocks(job, 0, Geometry::kCloud); });
+      Later(table, [=, planes = kind.first](const LaunchTable& t, int64_t blocks) {
+        LaunchExponents(t, blocks, planes, dim, stream());
+      });
+    }
+    for (int k : keeping) residents()[k]->KeepExponents();
+    return !keeping.empty();
   }
 
   Table AcceleratedOf(const Set& set) {
@@ -185,27 +230,30 @@ class Slice : private SliceLaunches {
       if (r->passes_left() == 0) r->EndIterations();
     }
     set = passing;
-    std::vector<PassTables> tables = TablesOf(set);
+    Passes passes = PassesOf(set);
     Table accelerated = AcceleratedOf(set);
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
-      RunPass(tables, Pass::kIterate);
+      RunPass(&passes, Pass::kIterate);
+      const bool kept = KeepExponents(set);
       Later(accelerated, [this](const LaunchTable& t, int64_t blocks) { LaunchAnderson(t, blocks, stream()); });
+      if (accelerated.blocks > 0) passes.has_terms = false;
       Set left;
       for (int k : set) {
         residents()[k]->CountPasses(1);
         if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
         if (done + 1 < allowance[k]) left.push_back(k);
       }
-      if (left.size() == set.size()) continue;
+      if (!kept && left.size() == set.size()) continue;
       set = left;
-      tables = TablesOf(set);
+      passes = PassesOf(set);
       accelerated = AcceleratedOf(set);
     }
   }
 
   void Finish(const Set& set) {
     if (set.empty()) return;
-    RunPass(TablesOf(set), Pass::kMeasure);
+    Passes passes = PassesOf(set);
+    RunPass(&passes, Pass::kMeasure);
     Apply(set);
     Linear(set);
     Gradients(set);

@@ -66,7 +66,11 @@ struct Layout {
   int64_t phi[3][2][2];      // [engine][parity][side]: double[size]
   int64_t ratio[3][2];       // [engine][side]: double[size], marginal / mass
   int64_t partial[3];        // [engine]: double[splits, rows], log2 sums
-  int64_t stream_partial;    // float[StreamSlabs, m]; jobs that may be streamed
+  int64_t stream_partial;    // float[StreamSlabs, StreamColumns]; streamed jobs
+  int64_t stream_terms;      // float[StreamColumns]
+  int64_t stream_reference;  // double: what columns' potentials are seen from
+  int64_t exponents;         // float or, of FAST, half [n, StreamColumns]; jobs that KeepExponents
+  int64_t frame[2];          // double[size]: the phi that they were made at
   int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
   int64_t anderson;          // AndersonState; jobs that are accelerated
   int64_t anderson_vectors;  // double[2 + 2 kAndersonWindow, m]
@@ -89,7 +93,7 @@ struct alignas(16) Job {
   bool dense, symmetric, starting, relaxing, wants_bound;
   bool hopper;                // Kernels for it are there.
   bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
-  bool streamed;              // transport_stream.cu, in float32.
+  bool streamed;              // transport_stream.cu, in float32; clouds when their exponents are kept.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.
   bool lean;                  // In no other way, unless the data need more than float32.
@@ -147,8 +151,7 @@ struct EngineState {
   int32_t starting;  // Symmetric: the half steps from zero, not yet an iteration.
   int32_t fresh;     // Epsilon has just changed: residuals tell nothing yet.
   int32_t stopped;
-  int32_t unsafe;       // Streamed jobs: this iteration needs maxima.
-  int32_t bad;          // A sum of the pass under way was not safe.
+  int32_t kept;         // Exponents are: Layout::exponents.
   int32_t anderson;     // Columns are extrapolated as long as that pays; over-relaxation takes over then.
   int32_t extrapolate;  // These columns are to be.
   int32_t reason;       // StopReason

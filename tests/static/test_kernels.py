@@ -28,13 +28,14 @@ HOT = {
     "normalization_tiles.cu": ("TilesKernel", 8),
     "transport_cloud.cu": ("CloudStepKernel", 6),
     "transport_cloud_distances.cu": ("CloudStepKernel", 3),
+    "transport_exponents.cu": ("ExponentKernel", 6),
     "transport_gradient.cu": (r"GradientKernelILi[12]ELNS0_5PartsE0", 6),  # Up to 64 coordinates; not of more.
     "transport_gradient_wide.cu": ("DensityKernel|WideGradientKernel", 5),
     "transport_hessian_cloud.cu": ("CloudSweepKernelILi2", 6),  # STRICT; of FAST one spills a register.
     # Up to 512 columns: 1,024 fill all there is; blocks of 64, six of which share a processor, spill a few registers.
     "transport_on_chip.cu": ("OnChipKernelILNS0_6SourceE[02]ELi[248]E", 6),
     "transport_on_chip_distances.cu": ("OnChipKernelILNS0_6SourceE1ELi[1248]E", 4),
-    "transport_stream.cu": ("StreamKernelILi[124]E|StreamEndKernel", 4),
+    "transport_stream.cu": ("StreamKernelILi(2|4|6|8|10|12|16)E|StreamEndKernel", 15),
 }
 
 
