@@ -391,6 +391,21 @@ std::vector<Row> Rows(const std::string& argument) {
         });
       }
     }
+    // Exponents that are kept; of a small epsilon, whose sums leave the safe range.
+    const int64_t kept[][3] = {{1100, 2050, 784}, {2100, 4100, 200}, {1030, 8200, 128}, {1100, 14400, 100}};
+    for (const auto& [n, m, dim] : kept) {
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        for (double epsilon : {0.01, 0.001, 0.0003}) {
+          for (double tolerance : {0.0, 1e-3}) {
+            add("checks", [&](Row* r) {
+              r->n = n, r->m = m, r->dim = dim, r->precision = precision, r->repeats = 1;
+              r->epsilon = epsilon * dim, r->tolerance = tolerance, r->iterations = tolerance > 0 ? 300 : 20;
+              r->gradient = tolerance == 0;
+            });
+          }
+        }
+      }
+    }
     // More than one chunk of densities.
     for (int64_t dim : {200, 300}) {
       add("checks", [&](Row* r) {
@@ -431,6 +446,14 @@ std::vector<Row> Rows(const std::string& argument) {
       add("tiny", [&](Row* r) { r->dense = true, r->n = n, r->m = n == 2048 ? 1024 : n; });
     }
     for (Row& row : rows) row.iterations = 3, row.check = false, row.repeats = 1;
+    for (const auto& [m, dim] : {std::make_pair(1100, 20), std::make_pair(8200, 100)}) {  // Exponents that are kept.
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        add("tiny", [&](Row* r) {
+          r->n = 1030, r->m = m, r->dim = dim, r->precision = precision;
+          r->iterations = 4, r->check = false, r->repeats = 1;
+        });
+      }
+    }
   }
   // Shows 5.
   add("million",

@@ -122,6 +122,24 @@ TEST_P(BatchingTest, RaggedAndLarger) {
   ExpectSameBits(order, SolveTogether(backend(), order), AllAlone(backend(), order));
 }
 
+TEST_P(BatchingTest, ThousandsOfManyCoordinates) {
+  std::vector<Case> cases = Strangers(10, 250, 11);
+  const Precision precisions[] = {Precision::kStrict, Precision::kFast, Precision::kStrict, Precision::kFast};
+  for (int k = 0; k < 4; ++k) {
+    Case c =
+        CaseOf(RandomClouds(1030 + 8 * k, 1100 - 9 * k, 20 + 40 * k, 0.1 + 0.1 * k, 12 + k), absl::StrCat("large ", k));
+    c.solver().precision = precisions[k];
+    c.solver().max_iterations = 5 + 3 * k;
+    if (k >= 2) c.solver().tolerance = 1e-3;
+    c.wanted = kPotentials | kGradientPoints;
+    cases.insert(cases.begin() + 3 * k, c);
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> alone = AllAlone(backend(), order);
+  ExpectSameBits(order, SolveTogether(backend(), order), alone);
+  ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
+}
+
 TEST_P(BatchingTest, SlicesOfAnyLength) {
   const std::vector<Case> cases = Strangers(60, 60, 3);
   const std::vector<const Case*> order = PointersTo(cases);

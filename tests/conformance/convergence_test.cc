@@ -167,6 +167,31 @@ TEST_P(ConvergenceTest, ReachesTheTolerance) {
   }
 }
 
+// The same at sizes at which it pays to keep what products make; the bounds say what the answer is worth.
+TEST_P(ConvergenceTest, ReachesTheToleranceAtThousandsOfManyCoordinates) {
+  const Transport problem = RandomClouds(1040, 1060, 70, 0.15, 66);
+  for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+    Case c = CaseOf(problem, "d 70");
+    c.solver().precision = precision;
+    c.solver().max_iterations = 1000;
+    c.solver().tolerance = 1e-4;
+    c.wanted |= kPrimalBound;
+    SCOPED_TRACE(precision == Precision::kFast ? "FAST" : "STRICT");
+    const Answer answer = SolveAlone(backend(), c);
+    if (!answer.status.ok()) continue;
+    EXPECT_EQ(answer.convergence[0].stop_reason, StopReason::kTolerance);
+    EXPECT_LE(answer.convergence[0].marginal_error_a, 1e-4);
+    EXPECT_LE(answer.convergence[0].marginal_error_b, 1e-4);
+    if (precision == Precision::kStrict) {
+      const Potentials returned{answer.f.values(), answer.g.values()};
+      const double rounding = PlanTolerance(c, returned) / 10;
+      EXPECT_LE(MarginalErrorA(MemberTransport(c), returned), 1e-4 + rounding);
+      EXPECT_LE(MarginalErrorB(MemberTransport(c), returned), 1e-4 + rounding);
+      CheckBoundsOf(c, answer, MemberTransport(c));
+    }
+  }
+}
+
 // Slow modes do not keep STRICT from a tolerance that float32 can express: two mixtures of Gaussians, a hundredth of
 // the iterations that plain updates need.
 TEST_P(ConvergenceTest, StrictReachesOneMillionthAtSmallEpsilon) {

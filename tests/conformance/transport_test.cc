@@ -34,6 +34,16 @@ class TransportTest : public ConformanceTest {
     }
   }
 
+  void CheckFast(const Transport& problem, int iterations, double tolerance) {
+    Case c = CaseOf(problem, "fast");
+    c.solver().max_iterations = iterations;
+    c.solver().precision = Precision::kFast;
+    const Answer answer = SolveAlone(backend(), c);
+    const oracle::Potentials reference = Iterate(MemberTransport(c), iterations);
+    ExpectClose("FAST f", answer.f.values(), reference.f, tolerance);
+    ExpectClose("FAST g", answer.g.values(), reference.g, tolerance);
+  }
+
   void CheckBothRules(Transport problem, int iterations, const std::string& name) {
     problem.solver.update_rule = UpdateRule::kAlternating;
     Check(problem, iterations, absl::StrCat(name, " alternating"));
@@ -93,6 +103,20 @@ TEST_P(TransportTest, Thousands) {
   }
   CheckBothRules(RandomClouds(20011, 3, 2, 0.01, 203), 5, "n >> m");
   CheckBothRules(RandomClouds(2, 10007, 2, 0.01, 204), 5, "m >> n");
+}
+
+// Sizes at which it pays to keep what products make.
+TEST_P(TransportTest, ThousandsOfManyCoordinates) {
+  Transport problem = RandomClouds(1100, 2050, 100, 0.05, 207);
+  problem.a[3] += problem.a[0] + problem.a[1099];
+  problem.a[0] = problem.a[1099] = 0;
+  problem.b[5] += problem.b[0] + problem.b[2049];
+  problem.b[0] = problem.b[2049] = 0;
+  Check(problem, 6, "zero masses");
+  problem.solver.epsilon = 0.4;
+  problem.solver.rho_b = 1;
+  problem.b = Random(208).Masses(2050, 1.75);
+  Check(problem, 6, "relaxed");
 }
 
 TEST_P(TransportTest, UniformMassesByDefault) {
@@ -335,14 +359,12 @@ TEST_P(TransportTest, Float64InputsFarAway) {
 
 // A backend may solve FAST as STRICT; it may not be worse than a TF32 product makes it.
 TEST_P(TransportTest, FastIsAtLeastTf32) {
-  Case c = CaseOf(RandomClouds(50, 60, 8, 0.5, 297), "fast");
-  c.solver().max_iterations = 10;
-  c.solver().precision = Precision::kFast;
-  const Answer answer = SolveAlone(backend(), c);
-  const oracle::Potentials reference = Iterate(MemberTransport(c), 10);
   // Rounding coordinates of size up to sqrt(8) by 2^-11 displaces each cost by about 2 |x - y| |x|
   // 2^-11.
-  ExpectClose("FAST f", answer.f.values(), reference.f, 2 * 3 * 3 * std::ldexp(1.0, -11));
+  CheckFast(RandomClouds(50, 60, 8, 0.5, 297), 10, 2 * 3 * 3 * std::ldexp(1.0, -11));
+  // Of points within 4 of their centre; a cost is the sum of 100 errors that do not know of each other.
+  const double independent = 2 * 5 * 4 * std::ldexp(1.0, -11) / std::sqrt(100.0);
+  CheckFast(RandomClouds(1100, 2050, 100, 0.8, 298), 6, 4 * independent);
 }
 
 INSTANTIATE_ON_BACKENDS(TransportTest);
