@@ -249,7 +249,7 @@ def transport(cost: npt.ArrayLike, **options: Unpack[TransportOptions]) -> Probl
 def point_cloud(
     x: npt.ArrayLike, y: npt.ArrayLike, *, cost: Cost, **options: Unpack[TransportOptions]
 ) -> Problem[results.TransportResult]:
-    """Optimal transport between point clouds; the n x m cost matrix is never stored.
+    """Optimal transport between point clouds; the n x m cost matrix is never sent.
 
     x, y                Points [..., n, d] and [..., m, d], of one dtype, finite.
     cost                `squared_euclidean` |x - y|^2 (POT, OTT), `half_squared_euclidean` |x - y|^2 / 2 (GeomLoss),
