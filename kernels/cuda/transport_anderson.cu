@@ -10,7 +10,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-constexpr int kAndersonThreads = 256;
+constexpr int kAndersonThreads = 512;  // As many as have registers: each waits for what it reads.
 constexpr int kWindow = kAndersonWindow;
 constexpr int kTrial = 16;       // In so many iterations
 constexpr double kGain = 1.2;    // the error falls by this factor,
@@ -89,7 +89,7 @@ struct Plan {
   int at, known;  // Where the new difference goes; differences there are then.
 };
 
-__global__ void __launch_bounds__(kAndersonThreads) AndersonKernel(LaunchTable table) {
+__global__ void __launch_bounds__(kAndersonThreads, 1) AndersonKernel(LaunchTable table) {
   __shared__ Plan plan;
   __shared__ double factor[kWindow][kWindow], weight[kWindow];
   const BlockWork work = FindWork(table, blockIdx.x);
