@@ -75,14 +75,13 @@ bool HasWideClusters();
 // the same planes and PartsOf; `dim`: the largest.
 void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream);
 
-// ---- transport_stream.cu: costs or exponents in memory, both sides in one sweep -----------------------------------
+// ---- transport_stream.cu, transport_stream_end.cu: costs or exponents in memory, both sides in one sweep ------------
 // For streamed jobs: StreamSlabs of a member, then StreamEndBlocks of a job. Jobs of one launch have numbers of one
 // size and the same StreamLaunchOf. LaunchStreamTerms comes before the first, and again where columns have got other
 // potentials since: StreamTermsBlocks of a job. Slabs may be read while the kernel before ends: that is not the one
 // that writes them.
 struct StreamLaunch {
   bool halves;  // Exponents of FAST.
-  int groups;   // Of threads, that have rows of their own.
   int quads;    // Of columns, that a thread has.
 };
 StreamLaunch StreamLaunchOf(const Job& job);

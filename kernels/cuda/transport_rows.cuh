@@ -161,6 +161,7 @@ __device__ inline void BoundRow(const Member& member, int side, int step, int i,
   stats->error = lack;
 }
 
+__device__ inline BlockStats NoStats() { return {0, 0, 0, 0, 0, 1}; }
 __device__ inline BlockStats Combine(const BlockStats& a, const BlockStats& b) {
   return {a.error + b.error,          a.dual + b.dual,   a.plan_mass + b.plan_mass,
           fmax(a.largest, b.largest), a.terms + b.terms, fmin(a.finite, b.finite)};
@@ -188,7 +189,7 @@ __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats*
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  sum = threadIdx.x < blockDim.x / 32 ? scratch[threadIdx.x] : BlockStats{0, 0, 0, 0, 0, 1};
+  sum = threadIdx.x < blockDim.x / 32 ? scratch[threadIdx.x] : NoStats();
   combine_lanes();
   if (threadIdx.x == 0) *out = sum;
 }
@@ -255,7 +256,7 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
   } else if (moves && LastToArrive(all_arrivals, blocks)) {
     MoveState(member, b.engine);
   }
-  BlockStats stats = {0, 0, 0, 0, 0, 1};
+  BlockStats stats = NoStats();
   if (mine && pass == Pass::kIterate) IterateRow(member, b, side, i, row, lse, scale, judged, &stats);
   if (mine && pass == Pass::kMeasure) MeasureRow(member, b, side, i, lse, scale, &stats);
   if (mine && pass == Pass::kBound) BoundRow(member, side, step, i, lse, scale, &stats);

@@ -97,14 +97,14 @@ class Slice : private SliceLaunches {
     Passes passes;
     passes.others = TablesOf(set);
     const Set streaming = Among(set, [](const TransportResident& r) { return r.Streams() && r.Has(kFloat); });
-    using Kind = std::tuple<bool, int, int>;
+    using Kind = std::pair<bool, int>;
     const auto kinds = ByKind<Kind>(streaming, [](const TransportResident& r, auto add) {
       const StreamLaunch launch = StreamLaunchOf(r.job());
-      add({launch.halves, launch.groups, launch.quads});
+      add({launch.halves, launch.quads});
     });
     for (const auto& [kind, chosen] : kinds) {
       const Table slabs = TableOf(chosen, [](const Job& job) { return job.count * StreamSlabs(job); });
-      passes.streams.push_back({{std::get<0>(kind), std::get<1>(kind), std::get<2>(kind)}, slabs});
+      passes.streams.push_back({{kind.first, kind.second}, slabs});
     }
     passes.stream_terms = TableOf(streaming, [](const Job& job) { return StreamTermsBlocks(job); });
     passes.stream_end = TableOf(streaming, [](const Job& job) { return StreamEndBlocks(job); });

@@ -35,7 +35,8 @@ HOT = {
     # Up to 512 columns: 1,024 fill all there is; blocks of 64, six of which share a processor, spill a few registers.
     "transport_on_chip.cu": ("OnChipKernelILNS0_6SourceE[02]ELi[248]E", 6),
     "transport_on_chip_distances.cu": ("OnChipKernelILNS0_6SourceE1ELi[1248]E", 4),
-    "transport_stream.cu": ("StreamKernelILi(2|4|6|8|10|12|16)E|StreamEndKernel", 15),
+    "transport_stream.cu": ("StreamKernel", 14),
+    "transport_stream_end.cu": ("StreamEndKernel", 1),
 }
 
 

@@ -1,0 +1,51 @@
+// Numbers that lie in memory, costs or exponents, as the sweep over their rows (transport_stream.cu) and the kernels of
+// their columns (transport_stream_end.cu) see them.
+//
+// Terms keep densities 2^(z + row term + column term) near the plan's: of row i (phi_i - base_i + r) s, of column j
+// (phi_j - base_j - r) s + log2 b_j. base: the frame of exponents that are kept, for costs 0; r: the first column's
+// initial potential, since potentials may share a large constant; for exponents, whose frame has it, 0.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_CUH_
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_hopper.cuh"
+#include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_rows.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+#if SINKHORN_HOPPER
+
+// Densities below 2^-126 are nothing. Rows whose sums are within 2^40 of 1 are weighted by so much of their mass at
+// most, so a column lacks 2^-86 of all rows' mass: one whose sum is not less than 2^-60 of it has all its digits.
+constexpr float kMostWeight = 0x1p+40f, kLeastShare = 0x1p-60f;
+
+struct StreamFrame {
+  double reference, scale;
+  __device__ double RowTerm(double phi, double base) const { return (phi - base + reference) * scale; }
+  // As it is kept in Layout::stream_terms, which every block reads.
+  __device__ float ColumnTerm(double phi, double base, double log_mass) const {
+    return static_cast<float>((phi - base - reference) * scale + log_mass);
+  }
+};
+__device__ inline StreamFrame StreamFrameOf(const Member& member, const EngineState& state) {
+  return {*member.At<double>(member.job.at.stream_reference), kLog2E / state.epsilon};
+}
+__device__ inline double BaseOf(const Member& member, int side, int i) {
+  return member.job.dense ? 0 : member.At<double>(member.job.at.frame[side])[i];
+}
+template <typename T>
+__device__ inline const T* NumbersOf(const Member& member) {
+  const Job& job = member.job;
+  if (!job.dense) return member.At<T>(job.at.exponents);
+  const int64_t first = job.in.cost.shared ? 0 : member.index * job.size[0] * job.size[1];
+  return static_cast<const T*>(job.in.cost.data) + first;
+}
+
+#endif
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_CUH_

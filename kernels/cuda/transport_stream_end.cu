@@ -1,0 +1,167 @@
+// Columns of problems that are streamed: their terms where sweeps begin, and, after each, what the slabs' sums make of
+// them (Hopper).
+#include "kernels/cuda/transport_stream.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+// Where streaming begins, or goes on with columns' potentials that it has not made: their terms.
+__global__ void __launch_bounds__(kThreads) StreamTermsKernel(LaunchTable table) {
+#if SINKHORN_HOPPER
+  AllowNextKernel();
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  const int64_t blocks = CeilDiv(StreamColumns(job), kThreads);
+  const Member member{job, work.block / blocks};
+  const EngineState& state = *member.state(0);
+  if (!IsStreamed(job, state)) return;
+  const int j = static_cast<int>(work.block % blocks) * kThreads + threadIdx.x;
+  if (j >= StreamColumns(job)) return;
+  member.At<float>(job.at.stream_terms)[j] =
+      j < job.size[1] ? StreamFrameOf(member, state)
+                            .ColumnTerm(member.phi(0, state.parity, 1)[j], BaseOf(member, 1, j), member.log_mass(1)[j])
+                      : static_cast<float>(kVoid);
+#endif
+}
+
+#if SINKHORN_HOPPER
+
+constexpr int kEndWarps = kThreads / 32, kEndParts = kThreads / kEndColumns;
+static_assert(kEndColumns == 64, "a lane for two columns");
+
+__device__ inline float LoadNumber(const float* at) { return __ldg(at); }
+__device__ inline float LoadNumber(const __half* at) { return __half2float(__ldg(at)); }
+
+// log2 of a column's sum over the rows, at their new potentials, seen from the column's base: read again, in double,
+// under its maximum. All threads call it, for the block's columns.
+template <typename T>
+__device__ double LogSumOfColumn(const Member& member, const StreamFrame& frame, const double* row_phi, int j) {
+  __shared__ double maxima[kEndParts][kEndColumns], sums[kEndParts][kEndColumns];
+  const Job& job = member.job;
+  const int part = threadIdx.x / kEndColumns, column = threadIdx.x % kEndColumns;
+  const T* numbers = NumbersOf<T>(member) + j;
+  const double factor = job.dense ? -frame.scale : 1;
+  const auto exponent = [&](int i) {
+    const double number = LoadNumber(numbers + int64_t{i} * StreamColumns(job));
+    return number * factor + frame.RowTerm(row_phi[i], BaseOf(member, 0, i)) + member.log_mass(0)[i];
+  };
+  double max = kVoid, sum = 0;
+  for (int i = part; i < job.size[0]; i += kEndParts) max = fmax(max, exponent(i));
+  for (int i = part; i < job.size[0]; i += kEndParts) sum += exp2(exponent(i) - max);
+  maxima[part][column] = max;
+  sums[part][column] = sum;
+  __syncthreads();
+  for (int k = 0; k < kEndParts; ++k) max = fmax(max, maxima[k][column]);
+  sum = 0;
+  for (int k = 0; k < kEndParts; ++k) sum += sums[k][column] * exp2(maxima[k][column] - max);
+  return max + log2(sum);
+}
+
+#endif
+
+// Columns: the slabs' sums, and what follows for the engine.
+__global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table, Pass pass) {
+#if SINKHORN_HOPPER
+  __shared__ double parts[kEndWarps][kEndColumns];
+  AllowNextKernel();
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  const int blocks = RowBlocks(job, 0, 1, Geometry::kStream), slabs = StreamSlabs(job);
+  const Member member{job, work.block / blocks};
+  const RowBlock block = {member.index, 0, static_cast<int>(work.block % blocks), 0, 1};
+  const int first = block.block * kEndColumns, of_block = threadIdx.x % kEndColumns, column = first + of_block;
+  const int j = min(column, job.size[1] - 1);
+  const bool there = column < job.size[1], iterates = pass == Pass::kIterate;
+  const bool judged = !iterates || job.solver.tolerance > 0;
+  AwaitKernelBefore();
+  // 1. Sums over the slabs. All that is read is on its way at once, of both parities.
+  EngineState* state = member.state(0);
+  const int warp = threadIdx.x / 32, pair = 2 * (threadIdx.x % 32);
+  const float* partial = member.At<float>(job.at.stream_partial) + min(first + pair, StreamColumns(job) - 2);
+  double sums[2] = {0, 0};
+#pragma unroll 16
+  for (int k = warp; k < slabs; k += kEndWarps) {
+    const float2 both = *reinterpret_cast<const float2*>(partial + int64_t{k} * StreamColumns(job));
+    sums[0] += both.x;
+    sums[1] += both.y;
+  }
+  const double phi_of[2] = {member.phi(0, 0, 1)[j], member.phi(0, 1, 1)[j]};
+  const double base = BaseOf(member, 1, j), log_mass = member.log_mass(1)[j];
+  RowStep row = {0, member.Shift(0, 1, j), member.mass(1)[j], state->epsilon, state->relax, state->parity};
+  const bool idle = !IsStreamed(job, *state) || (iterates && state->stopped);
+  const StreamFrame frame = StreamFrameOf(member, *state);
+  const double least = kLeastShare * state->total_mass[0];
+  row.phi = row.parity == 0 ? phi_of[0] : phi_of[1];
+  if (idle) return;
+  parts[warp][pair] = sums[0];
+  parts[warp][pair + 1] = sums[1];
+  unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + job.at.arrival_stride - 1;
+  // The state moves on when all have read it, if residuals decide nothing.
+  if (!judged) {
+    if (LastToArrive(arrivals, blocks) && threadIdx.x == 0) EndColumns(job, 0, state, 0);
+  } else {
+    __syncthreads();
+  }
+  double sum = 0;
+  for (int k = 0; k < kEndWarps; ++k) sum += parts[k][of_block];
+  // 2. Their logarithms. Columns without mass, which no row sees, get their potentials when all is measured.
+  const bool is_void = log_mass <= kVoid;
+  const float term = frame.ColumnTerm(row.phi, base, log_mass);
+  const double scale = frame.scale, seen = -(frame.reference + base) * scale;
+  double lse = log2(sum) - term + seen;
+  const bool again = there && (is_void ? !iterates : !(sum > least && sum < INFINITY));
+  if (__syncthreads_or(again)) {
+    const double* row_phi = member.phi(0, iterates ? row.parity ^ 1 : row.parity, 0);
+    const double whole = KeepsHalves(job) ? LogSumOfColumn<__half>(member, frame, row_phi, j)
+                                          : LogSumOfColumn<float>(member, frame, row_phi, j);
+    if (again) lse = whole + seen;
+  }
+  // 3. What becomes of the columns.
+  BlockStats stats = NoStats();
+  if (there && threadIdx.x < kEndColumns) {
+    if (iterates && is_void) {
+      member.phi(0, row.parity ^ 1, 1)[j] = row.phi;
+    } else if (iterates) {
+      IterateRow(member, block, 1, j, row, lse, scale, judged, &stats);
+      const double phi = member.phi(0, row.parity ^ 1, 1)[j];
+      member.At<float>(job.at.stream_terms)[j] = frame.ColumnTerm(phi, base, log_mass);
+    } else {
+      // Others may still read the potential that such a column had.
+      const double reference_phi = member.phi(0, row.parity, 1)[0];
+      MeasuredPoint point = {row.phi, row.shift, row.mass, log_mass, -reference_phi};
+      if (is_void) {
+        point.phi = HalfStep(row.phi, lse, scale, row.shift, row.epsilon, job.solver.rho_b, 1);
+        member.phi(0, row.parity ^ 1, 1)[j] = point.phi;
+      }
+      member.ratio(0, 1)[j] = MeasurePoint(point, job.solver.rho_b, lse, scale, &stats);
+    }
+  }
+  if (!judged) return;
+  StoreStats(stats, pass == Pass::kMeasure, member.stats(0, 1) + block.block);
+  if (!LastToArrive(arrivals, blocks)) return;
+  EndPass(member, block, 0, pass, slabs);
+  __syncthreads();
+  if (iterates && state->stopped) return;  // The potentials before were the answer.
+  EndPass(member, block, 1, pass, blocks);
+  if (iterates) return;
+  for (int k = threadIdx.x; k < job.size[1]; k += kThreads) {
+    if (member.log_mass(1)[k] <= kVoid) member.phi(0, row.parity, 1)[k] = __ldcg(member.phi(0, row.parity ^ 1, 1) + k);
+  }
+#endif
+}
+
+}  // namespace
+
+int64_t StreamTermsBlocks(const Job& job) { return job.count * CeilDiv(StreamColumns(job), kThreads); }
+int64_t StreamEndBlocks(const Job& job) { return job.count * RowBlocks(job, 0, 1, Geometry::kStream); }
+
+void LaunchStreamTerms(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
+  LaunchKernel(StreamTermsKernel, blocks, kThreads, 0, stream, table);
+}
+void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream) {
+  LaunchOverlapping(StreamEndKernel, blocks, kThreads, 0, stream, table, pass);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
