@@ -18,7 +18,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// Before kernels can be asked: what a resident finds there at most.
+// Before kernels can be asked. Of a workspace's layout, where the device is Hopper, all that a resident finds.
 DeviceKernels KernelsOf(const DeviceInfo& device) {
   const bool hopper = device.compute_major == 9;
   return {hopper, hopper};

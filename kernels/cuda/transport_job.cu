@@ -173,7 +173,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   // Small problems: to restore points takes one block.
   job.lean = job.halves && IsSquared(job) && job.engines == 1 && OnChipTiles(job) > 0 && job.dim <= kDepth &&
              !ReadsPoints(job);
-  job.streamed = OnChipTiles(job) == 0 && (StreamsCosts(job) || KeepsExponents(job));
+  job.streamed = StreamsCosts(job) || KeepsExponents(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
   return job;
@@ -187,7 +187,7 @@ double IterationSeconds(const Job& job) {
   }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
-  if (job.streamed) return job.count * pairs * (job.dense || PlanesOf(job) == 2 ? 1.2e-12 : 6e-13) + 1e-5;
+  if (job.streamed) return job.count * pairs * (KeepsHalves(job) ? 6e-13 : 1.2e-12) + 1e-5;
   if (!job.halves) {
     const double slow = job.precision == Precision::kDouble ? 4 : 1;
     return job.count * (2 * pairs * slow * (8e-13 + 8e-14 * job.dim) + 2e-8) + 2e-5;

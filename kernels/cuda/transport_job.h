@@ -12,7 +12,7 @@ struct DeviceKernels {
   bool hopper, wide_clusters;
 };
 
-// All but the workspace's address, whose layout does not depend on the device.
+// All but the workspace's address, whose layout depends on `hopper` alone.
 Job JobOf(const Problem& problem, const DeviceKernels& kernels);
 
 // Parts of a pass's columns that take the least time on a whole device: waves of blocks, each as long as its tiles and

@@ -81,6 +81,7 @@ struct OnChipShape {
   int tiles, ranks, rows, owned;
 };
 constexpr int kOnChipTilesMost = 16, kOnChipRanksMost = 16;
+constexpr int kOnChipSide = kOnChipTilesMost * kTile;  // The most rows, or columns.
 __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
   const int rows = job.size[0], columns = job.size[1];
   if (job.engines > 1 || job.symmetric || job.solver.epsilon_decay != 0 || job.precision == Precision::kDouble) {
@@ -101,8 +102,8 @@ __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
 __host__ __device__ inline int OnChipTiles(const Job& job) { return OnChipShapeOf(job).tiles; }
 // Jobs whose columns are extrapolated, where they are not solved on the chip.
 __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relaxing; }
-// Streamed jobs: float32 costs in memory, or exponents of clouds that are kept there after the first iteration.
-// Long enough to fill a device with slabs, rows that fit a block.
+// Streamed jobs: float32 costs in memory, or exponents of clouds that are kept there after the first iteration. Rows
+// that fit a block, enough of them for slabs to fill a device; nothing that any device solves on the chip.
 constexpr int kStreamColumnsMost = 16384;
 constexpr int kEndColumns = 64;  // Of a block that adds up slabs.
 __host__ __device__ inline bool MayStream(const Job& job) {
@@ -132,7 +133,7 @@ __host__ __device__ inline bool KeepsExponents(const Job& job) {
   return MayStream(job) && SourceOf(job) == Source::kProducts && job.solver.epsilon_decay == 0 &&
          job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) &&
          job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
-         KeptBytes(job) <= kKeptBytesMost;
+         (rows > kOnChipSide || columns > kOnChipSide) && KeptBytes(job) <= kKeptBytesMost;
 }
 // Whether passes over an engine in this state are: its statistics then lie as Geometry::kStream.
 __host__ __device__ inline bool IsStreamed(const Job& job, const EngineState& state) {
