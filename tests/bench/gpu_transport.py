@@ -4,9 +4,9 @@
     python gpu_transport.py lines > results/gpu_transport.md
 
 A floor is the largest of three: exponentials (4.2e12/s), products (three half-precision ones for STRICT, one for FAST,
-at 788 TFLOP/s) and bytes (4.29 TB/s) of the half steps and of the one that measures; of a cloud the lesser of that and of
-keeping the first iteration's exponents, which are read once an iteration if caches do not hold them. Peers that the lines do not have
-are the medians of NUMERICS section 5, measured on the same kind of machine, and marked by a star.
+at 788 TFLOP/s) and bytes (4.29 TB/s) of the half steps and of the one that measures; of a cloud the lesser of that and
+of keeping the first iteration's exponents, which are read once an iteration if caches do not hold them. Peers that the
+lines do not have are the medians of NUMERICS section 5, measured on the same kind of machine, and marked by a star.
 """
 
 import json
