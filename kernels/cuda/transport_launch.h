@@ -78,8 +78,8 @@ void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int d
 // ---- transport_stream.cu, transport_stream_end.cu: costs or exponents in memory, both sides in one sweep ------------
 // For streamed jobs: StreamSlabs of a member, then StreamEndBlocks of a job. Jobs of one launch have numbers of one
 // size and the same StreamLaunchOf. LaunchStreamTerms comes before the first, and again where columns have got other
-// potentials since: StreamTermsBlocks of a job. Slabs may be read while the kernel before ends: that is not the one
-// that writes them.
+// potentials, or the problem another epsilon, since: StreamTermsBlocks of a job. Slabs may be read while the kernel
+// before ends: that is not the one that writes them.
 struct StreamLaunch {
   bool halves;  // Exponents of FAST.
   int quads;    // Of columns, that a thread has.

@@ -62,6 +62,7 @@ class TransportResident final : public Resident {
   bool Streams() const { return job_.streamed && (job_.dense || kept_); }
   bool MayKeepExponents() const { return job_.streamed && !Streams(); }
   void KeepExponents() { kept_ = true; }
+  bool Anneals() const { return job_.solver.epsilon_decay != 0; }
   // Before the data are known: that all engines need float32 only, and that this slice finishes them.
   void Hope() {
     hoped_modes_ = modes_ = 1 << (job_.precision == Precision::kDouble ? kDouble : kFloat);

@@ -85,7 +85,7 @@ class Slice : private SliceLaunches {
   struct Passes {
     std::vector<StreamTables> streams;
     Table stream_terms, stream_end;
-    bool has_terms = false;
+    bool has_terms = false, anneal = false;  // Terms that sweeps leave are for the epsilon before.
     std::vector<PassTables> others;
   };
   // Clouds in float32 that one kernel serves.
@@ -107,6 +107,7 @@ class Slice : private SliceLaunches {
       passes.streams.push_back({{kind.first, kind.second}, slabs});
     }
     passes.stream_terms = TableOf(streaming, [](const Job& job) { return StreamTermsBlocks(job); });
+    passes.anneal = !Among(streaming, [](const TransportResident& r) { return r.Anneals(); }).empty();
     passes.stream_end = TableOf(streaming, [](const Job& job) { return StreamEndBlocks(job); });
     return passes;
   }
@@ -139,7 +140,7 @@ class Slice : private SliceLaunches {
     if (!passes->has_terms) {
       Later(passes->stream_terms,
             [this](const LaunchTable& table, int64_t blocks) { LaunchStreamTerms(table, blocks, stream()); });
-      passes->has_terms = true;
+      passes->has_terms = !passes->anneal;
     }
     for (const StreamTables& t : passes->streams) {
       Later(t.slabs, [=, launch = t.launch](const LaunchTable& table, int64_t blocks) {

@@ -119,6 +119,17 @@ TEST_P(TransportTest, ThousandsOfManyCoordinates) {
   Check(problem, 6, "relaxed");
 }
 
+TEST_P(TransportTest, MillionsOfCosts) {
+  Transport problem = RandomDense(1030, 2040, 0.02, 209);
+  problem.a[3] += problem.a[0] + problem.a[1029];
+  problem.a[0] = problem.a[1029] = 0;
+  problem.b[5] += problem.b[0] + problem.b[2039];
+  problem.b[0] = problem.b[2039] = 0;
+  Check(problem, 4, "zero masses");
+  problem.solver.epsilon_decay = 0.5;
+  Check(problem, 7, "annealed");
+}
+
 TEST_P(TransportTest, UniformMassesByDefault) {
   Transport clouds = RandomClouds(11, 7, 2, 0.1, 210), dense = RandomDense(7, 11, 0.1, 211);
   for (Transport* problem : {&clouds, &dense}) {
