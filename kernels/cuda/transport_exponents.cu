@@ -2,7 +2,8 @@
 //
 // They are kept in the frame of the potentials that an iteration has left: z_ij + (phi_i + phi_j) s, which is near zero
 // wherever the plan has mass. There a half says them as well as FAST's products are (its error, |exponent| / 4,096, is
-// of densities that are 2^exponent of the largest), and later potentials add what they have moved by.
+// of densities that are 2^exponent of the largest), and later potentials add what they have moved by. Without such a
+// frame a float would lack digits where epsilon is small, and the first sums be far from 1.
 #include "kernels/cuda/transport_cloud_stream.cuh"
 #include "kernels/cuda/transport_launch.h"
 
@@ -12,43 +13,33 @@ namespace {
 
 #if SINKHORN_HOPPER
 
-// The exponents of a thread's columns in a row, as fragments: pair_of(k) are those of columns 8 k + 2 lane + 0..1,
-// `lane` being the thread's place among four. All threads call it; of rows that are not `there` nothing is stored.
-template <typename Pair>
-__device__ inline void StoreRow(float* row, int lane, Pair pair_of, bool there) {
-  if (!there) return;
+// Eight rows of a warp on their way to memory, some columns at a time: threads have them as fragments, 32 or 64 bytes
+// side by side; by 128 memory is written as fast as it can be.
+template <typename T>
+struct Staging {
+  static constexpr int kColumns = 128 / sizeof(T);
+  static constexpr int kRowBytes = 128 + (sizeof(T) == 4 ? 32 : 16);  // Rows meet in no bank.
+  alignas(16) char bytes[8][kRowBytes];
+};
+__device__ inline void StorePair(float* to, float2 pair) { *reinterpret_cast<float2*>(to) = pair; }
+__device__ inline void StorePair(__half* to, float2 pair) { *reinterpret_cast<__half2*>(to) = __float22half2_rn(pair); }
+// pair_of(k): columns 8 k + 2 (lane % 4) + 0..1 of row lane / 4, of a tile whose first row is at `out`. All of the warp
+// call it; of the eight rows as many are stored as there are.
+template <typename T, typename Pair>
+__device__ inline void StoreRows(Staging<T>* staging, T* out, int64_t stride, int rows, Pair pair_of) {
+  const int lane = threadIdx.x % 32;
+  T* mine = reinterpret_cast<T*>(staging->bytes[lane / 4]) + 2 * (lane % 4);
 #pragma unroll
-  for (int k = 0; k < 16; ++k) {
-    *reinterpret_cast<float2*>(row + 8 * k + 2 * lane) = pair_of(k);
-  }
-}
-// The same, of which each thread stores eight columns side by side: four threads exchange what they have of them.
-template <typename Pair>
-__device__ inline void StoreRow(__half* row, int lane, Pair pair_of, bool there) {
+  for (int first = 0; first < 16; first += Staging<T>::kColumns / 8) {
+    __syncwarp();  // What is there has been stored.
 #pragma unroll
-  for (int first = 0; first < 16; first += 4) {
-    uint32_t pair[4];
+    for (int k = 0; k < Staging<T>::kColumns / 8; ++k) StorePair(mine + 8 * k, pair_of(first + k));
+    __syncwarp();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const __half2 halves = __float22half2_rn(pair_of(first + k));
-      pair[k] = reinterpret_cast<const uint32_t&>(halves);
+    for (int row = lane / 8; row < 8; row += 4) {
+      const uint4 part = *reinterpret_cast<const uint4*>(staging->bytes[row] + lane % 8 * sizeof(uint4));
+      if (row < rows) reinterpret_cast<uint4*>(out + row * stride + 8 * first)[lane % 8] = part;
     }
-    // Thread t has columns k of its own; afterwards columns t of thread k.
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const bool upper = (lane & step) != 0;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (k & step) continue;
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? pair[k] : pair[k + step], step);
-        if (upper) {
-          pair[k] = other;
-        } else {
-          pair[k + step] = other;
-        }
-      }
-    }
-    if (there) *reinterpret_cast<uint4*>(row + 8 * (first + lane)) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
   }
 }
 
@@ -66,6 +57,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   __shared__ CloudContext c;
   __shared__ float terms[kGroups][2][kCloudTile];
+  __shared__ Staging<T> staging[kCloudThreads / 32];
   __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, kParts, kGroups>;
   const BlockWork work = FindWork(table, blockIdx.x);
@@ -85,8 +77,8 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   Columns stream(c, full, empty);
   stream.Begin();
   // 1. The frame.
-  const int group = threadIdx.x / 128, column = threadIdx.x % 128;
-  const int row0 = c.first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const int group = threadIdx.x / 128, column = threadIdx.x % 128, warp = threadIdx.x / 32;
+  const int warp_row = c.first_row + 16 * warp, row0 = warp_row + threadIdx.x % 32 / 4;
   if (block.split == 0 && threadIdx.x < kCloudRows && c.IsRow(threadIdx.x)) {
     const int i = c.first_row + threadIdx.x;
     member.At<double>(job.at.frame[0])[i] = c.own_phi[i];
@@ -103,7 +95,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   }
   // 2. Exponents, tile by tile.
   const int64_t stride = StreamColumns(job);
-  T* const out = member.At<T>(job.at.exponents) + row0 * stride;
+  T* const out = member.At<T>(job.at.exponents) + warp_row * stride;
   terms[group][0][column] = ColumnFrame(c, c.first_tile * kCloudTile + column);
   for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
     const float next = ColumnFrame(c, (tile + 1) * kCloudTile + column);
@@ -112,13 +104,14 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
     WaitForTerms();
     const float2* mine = reinterpret_cast<const float2*>(terms[group][parity]) + threadIdx.x % 4;
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
+    for (int half = 0; half < 2; ++half) {
       const auto pair_of = [&](int j) {
         const float2 term = mine[4 * j];
-        return make_float2(fmaf(acc[j][2 * row], c.factor, term.x) + own[row],
-                           fmaf(acc[j][2 * row + 1], c.factor, term.y) + own[row]);
+        return make_float2(fmaf(acc[j][2 * half], c.factor, term.x) + own[half],
+                           fmaf(acc[j][2 * half + 1], c.factor, term.y) + own[half]);
       };
-      StoreRow(out + 8 * row * stride + tile * kCloudTile, threadIdx.x % 4, pair_of, row0 + 8 * row < c.rows);
+      StoreRows(&staging[warp], out + 8 * half * stride + tile * kCloudTile, stride, c.rows - warp_row - 8 * half,
+                pair_of);
     }
     terms[group][parity ^ 1][column] = next;
   }
