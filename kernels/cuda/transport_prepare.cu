@@ -209,11 +209,13 @@ __device__ void CentreOf(const Member& member, int side, int block) {
   member.At<double>(job.at.centre[side])[k] = sum / job.size[side];
 }
 
-// To 11 significant bits.
+// To 11 significant bits, ties to even; of numbers below 2^-1022 to as many places as those of 2^-1022 have.
 __device__ double RoundedTo11Bits(double value) {
-  int exponent;
-  const double mantissa = frexp(value, &exponent);
-  return ldexp(rint(ldexp(mantissa, 11)), exponent - 11);
+  constexpr int kDropped = 52 - 10;
+  const auto bits = static_cast<uint64_t>(__double_as_longlong(value));
+  const uint64_t below_half = (uint64_t{1} << (kDropped - 1)) - 1;
+  const uint64_t rounded = (bits + below_half + (bits >> kDropped & 1)) >> kDropped << kDropped;
+  return __longlong_as_double(static_cast<int64_t>(rounded));
 }
 
 // Lanes that share a point: 4 to 32, side by side.
@@ -450,7 +452,7 @@ template <bool kSquares>
 __device__ void PreparePoints(const Member& member, int side, int block) {
   const Job& job = member.job;
   __shared__ double scratch[kMostWarps];
-  const int count = job.size[side], first = block * kBlockPoints, last = min(count, first + kBlockPoints);
+  const int count = job.size[side], first = block * kBlockPoints;
   double high = 0, total = 0;
   if (!job.dense) {
     const Surroundings around = SurroundingsOf<kSquares>(member);
@@ -459,21 +461,21 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
     TensorView sphere;
     const TensorView& view = PointsOf<kSquares>(member, side, &sphere);
     const Centring<kSquares> centring(member, view, side, scale);
-    // The last block pads. Warps stay together; a point is read while the one before is centred.
-    const int points = job.halves && last == count ? static_cast<int>(HalvesPoints(job, side)) - first : kBlockPoints;
+    // Warps stay together; a point is read while the one before is centred.
     const int step = kThreads / centring.width();
     int k = threadIdx.x / centring.width();
     double2 next = centring.Read(first + k);
 #pragma unroll 1
-    for (; k < points; k += step) {
+    for (; k < kBlockPoints; k += step) {
       const double2 value = next;
-      if (k + step < points) next = centring.Read(first + k + step);
+      if (k + step < kBlockPoints) next = centring.Read(first + k + step);
       high = fmax(high, centring.Centre(first + k, value, around.apart2));
     }
     __syncthreads();  // The shifts are there.
   }
+  if (first >= count) return;  // Padding.
   const int i = first + threadIdx.x;
-  if (threadIdx.x < kBlockPoints && i < last) {
+  if (threadIdx.x < kBlockPoints && i < count) {
     const TensorView& view = side == 0 ? job.in.a : job.in.b;
     const double mass = view.data == nullptr ? 1.0 / count : LoadInput(view, member.index, count, i);
     member.mass(side)[i] = mass;
@@ -496,7 +498,7 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
 }
 
 // What step 3 left out of a lean job whose data need more than halves.
-__device__ void RestorePoints(const Member& member) {
+__device__ __noinline__ void RestorePoints(const Member& member) {
   const Job& job = member.job;
   for (int side = 0; side < 2; ++side) {
     const TensorView& view = side == 0 ? job.in.x : job.in.y;
@@ -531,7 +533,9 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
     const bool costs = kStep == kRangesStep && job.dense;
     int chunks[2];
     for (int side = 0; side < 2; ++side) {
-      chunks[side] = kStep == kRangesStep ? PointChunks(job, side) * Slices(job, side) : PointBlocks(job, side);
+      chunks[side] = kStep == kRangesStep   ? PointChunks(job, side) * Slices(job, side)
+                     : kStep == kPointsStep ? PaddedPointBlocks(job, side)
+                                            : PointBlocks(job, side);
     }
     const int64_t of_member = costs ? CostChunks(job) : chunks[0] + chunks[1];
     const Member member{job, work.block / of_member};
@@ -575,7 +579,7 @@ int64_t PrepareBlocks(const Job& job, int step) {
     case kCentresStep:
       return job.dense || PointChunks(job, 0) * PointChunks(job, 1) == 1 ? 0 : 2 * CeilDiv(job.dim, kCentreLanes);
     case kPointsStep:
-      return PointBlocks(job, 0) + PointBlocks(job, 1);
+      return PaddedPointBlocks(job, 0) + PaddedPointBlocks(job, 1);
     default:
       return 1;
   }

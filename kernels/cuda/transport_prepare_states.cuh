@@ -30,6 +30,10 @@ __host__ __device__ inline int64_t HalvesPoints(const Job& job, int side) {
   const bool tiles = OnChipTiles(job) > 0 && !HasWideGradient(job);
   return tiles ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
 }
+// Blocks of step 3: behind those that have points, those of padding alone.
+__host__ __device__ inline int PaddedPointBlocks(const Job& job, int side) {
+  return static_cast<int>(CeilDiv(job.halves ? HalvesPoints(job, side) : job.size[side], kBlockPoints));
+}
 __host__ __device__ inline int64_t CostChunks(const Job& job) {
   return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
 }
