@@ -131,6 +131,7 @@ struct BlockWork {
   int64_t block;
 };
 __device__ inline BlockWork FindWork(const LaunchTable& table, int64_t block) {
+  if (table.job_count == 1) return {0, block};  // No wait for memory.
   __shared__ BlockWork found;
   for (int k = threadIdx.x; k < table.job_count; k += blockDim.x) {
     const int64_t first = table.first_block[k];
