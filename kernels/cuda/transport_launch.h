@@ -79,7 +79,7 @@ void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int d
 // For streamed jobs: StreamSlabs of a member, then StreamEndBlocks of a job. Jobs of one launch have numbers of one
 // size and the same StreamLaunchOf. LaunchStreamTerms comes before the first, and again where columns have got other
 // potentials, or the problem another epsilon, since: StreamTermsBlocks of a job. Slabs may be read while the kernel
-// before ends: that is not the one that writes them.
+// before ends: that is not the one that writes them. `odd`: an odd number of passes came before in this slice.
 struct StreamLaunch {
   bool halves;  // Exponents of FAST.
   int quads;    // Of columns, that a thread has.
@@ -88,7 +88,8 @@ StreamLaunch StreamLaunchOf(const Job& job);
 int64_t StreamTermsBlocks(const Job& job);
 int64_t StreamEndBlocks(const Job& job);
 void LaunchStreamTerms(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
-void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& of, Pass pass, cudaStream_t stream);
+void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& of, Pass pass, bool odd,
+                  cudaStream_t stream);
 void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream);
 
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------

@@ -21,7 +21,10 @@ class SliceLaunches {
  protected:
   SliceLaunches(absl::Span<Resident* const> residents, LaunchContext* context) : context_(context) {
     bytes_.clear();
-    for (Resident* resident : residents) residents_.push_back(Of(resident));
+    for (Resident* resident : residents) {
+      residents_.push_back(Of(resident));
+      residents_.back()->BeginSlice();
+    }
     jobs_ = JobsOf(Select([](const TransportResident&) { return true; }));
   }
 

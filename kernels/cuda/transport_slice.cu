@@ -58,12 +58,14 @@ class Slice : private SliceLaunches {
     }
     RunOnChip(set, most);
     Set passing = Among(set, [](const TransportResident& r) { return !r.OnChip(); });
-    Passes passes = PassesOf(passing);
-    for (int64_t done = 1; !passing.empty(); ++done) {
-      RunPass(&passes, Pass::kIterate);
-      const bool kept = KeepExponents(passing);
-      const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done; });
-      if (kept || left.size() != passing.size()) passes = PassesOf(left);
+    Passes passes;
+    bool changed = true;  // The set, or what its problems are solved from.
+    for (int64_t done = 0; !passing.empty(); ++done) {
+      changed |= KeepExponents(passing);
+      if (changed) passes = PassesOf(passing);
+      RunPass(&passes, Pass::kIterate, done);
+      const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done + 1; });
+      changed = left.size() != passing.size();
       passing = left;
     }
   }
@@ -83,6 +85,7 @@ class Slice : private SliceLaunches {
     Table slabs;
   };
   struct Passes {
+    Set all, streaming;
     std::vector<StreamTables> streams;
     Table stream_terms, stream_end;
     bool has_terms = false, anneal = false;  // Terms that sweeps leave are for the epsilon before.
@@ -95,10 +98,11 @@ class Slice : private SliceLaunches {
   }
   Passes PassesOf(const Set& set) {
     Passes passes;
+    passes.all = set;
     passes.others = TablesOf(set);
-    const Set streaming = Among(set, [](const TransportResident& r) { return r.Streams() && r.Has(kFloat); });
+    passes.streaming = Among(set, [](const TransportResident& r) { return r.Streams() && r.Has(kFloat); });
     using Kind = std::pair<bool, int>;
-    const auto kinds = ByKind<Kind>(streaming, [](const TransportResident& r, auto add) {
+    const auto kinds = ByKind<Kind>(passes.streaming, [](const TransportResident& r, auto add) {
       const StreamLaunch launch = StreamLaunchOf(r.job());
       add({launch.halves, launch.quads});
     });
@@ -106,9 +110,10 @@ class Slice : private SliceLaunches {
       const Table slabs = TableOf(chosen, [](const Job& job) { return job.count * StreamSlabs(job); });
       passes.streams.push_back({{kind.first, kind.second}, slabs});
     }
-    passes.stream_terms = TableOf(streaming, [](const Job& job) { return StreamTermsBlocks(job); });
-    passes.anneal = !Among(streaming, [](const TransportResident& r) { return r.Anneals(); }).empty();
-    passes.stream_end = TableOf(streaming, [](const Job& job) { return StreamEndBlocks(job); });
+    const Set without_terms = Among(passes.streaming, [](const TransportResident& r) { return !r.HasTerms(); });
+    passes.stream_terms = TableOf(without_terms, [](const Job& job) { return StreamTermsBlocks(job); });
+    passes.anneal = !Among(passes.streaming, [](const TransportResident& r) { return r.Anneals(); }).empty();
+    passes.stream_end = TableOf(passes.streaming, [](const Job& job) { return StreamEndBlocks(job); });
     return passes;
   }
   std::vector<PassTables> TablesOf(const Set& set) {
@@ -136,7 +141,8 @@ class Slice : private SliceLaunches {
     }
     return tables;
   }
-  void RunPass(Passes* passes, Pass pass) {
+  // `number`: of the iteration in this slice.
+  void RunPass(Passes* passes, Pass pass, int64_t number) {
     if (!passes->has_terms) {
       Later(passes->stream_terms,
             [this](const LaunchTable& table, int64_t blocks) { LaunchStreamTerms(table, blocks, stream()); });
@@ -144,11 +150,13 @@ class Slice : private SliceLaunches {
     }
     for (const StreamTables& t : passes->streams) {
       Later(t.slabs, [=, launch = t.launch](const LaunchTable& table, int64_t blocks) {
-        LaunchStream(table, blocks, launch, pass, stream());
+        LaunchStream(table, blocks, launch, pass, number % 2 == 1, stream());
       });
     }
     Later(passes->stream_end,
           [this, pass](const LaunchTable& table, int64_t blocks) { LaunchStreamEnd(table, blocks, pass, stream()); });
+    for (int k : passes->all) residents()[k]->BeginPass();
+    for (int k : passes->streaming) residents()[k]->Sweep();
     for (int side = 0; side < 2; ++side) {
       for (const PassTables& tables_of : passes->others) {
         Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
@@ -231,11 +239,16 @@ class Slice : private SliceLaunches {
       if (r->passes_left() == 0) r->EndIterations();
     }
     set = passing;
-    Passes passes = PassesOf(set);
-    Table accelerated = AcceleratedOf(set);
+    Passes passes;
+    Table accelerated;
+    bool changed = true;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
-      RunPass(&passes, Pass::kIterate);
-      const bool kept = KeepExponents(set);
+      changed |= KeepExponents(set);
+      if (changed) {
+        passes = PassesOf(set);
+        accelerated = AcceleratedOf(set);
+      }
+      RunPass(&passes, Pass::kIterate, done);
       Later(accelerated, [this](const LaunchTable& t, int64_t blocks) { LaunchAnderson(t, blocks, stream()); });
       if (accelerated.blocks > 0) passes.has_terms = false;
       Set left;
@@ -244,17 +257,15 @@ class Slice : private SliceLaunches {
         if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
         if (done + 1 < allowance[k]) left.push_back(k);
       }
-      if (!kept && left.size() == set.size()) continue;
+      changed = left.size() != set.size();
       set = left;
-      passes = PassesOf(set);
-      accelerated = AcceleratedOf(set);
     }
   }
 
   void Finish(const Set& set) {
     if (set.empty()) return;
     Passes passes = PassesOf(set);
-    RunPass(&passes, Pass::kMeasure);
+    RunPass(&passes, Pass::kMeasure, 0);
     Apply(set);
     Linear(set);
     Gradients(set);

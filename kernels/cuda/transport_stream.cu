@@ -13,12 +13,13 @@ namespace cuda {
 namespace {
 
 template <int kQuads, typename T>
-__global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1) StreamKernel(LaunchTable table, Pass pass) {
+__global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1)
+    StreamKernel(LaunchTable table, Pass pass, bool odd) {
 #if SINKHORN_HOPPER
-  constexpr int kGroups = GroupsOf(kQuads), kRing = RingBytes(kQuads);
+  constexpr int kGroups = GroupsOf(kQuads), kRing = RingBytes(kQuads), kRows = SlabMemory<kGroups>::kRows;
   __shared__ alignas(8) uint64_t full[kGroups][kMostStages];
   __shared__ typename RowRing<T>::Copies copies[kGroups];
-  __shared__ SlabMemory memories[kGroups];
+  __shared__ SlabMemory<kGroups> memories[kGroups];
   __shared__ StreamFrame frame;  // As all that is for long: registers are short.
   __shared__ RowRule rule;
   AllowNextKernel();
@@ -27,17 +28,20 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1) StreamKer
   const int slabs = StreamSlabs(job), slab = static_cast<int>(work.block % slabs);
   const int slab_first = slab * StreamRows(job), slab_rows = min(job.size[0] - slab_first, StreamRows(job));
   const int group = Group::Index(), thread = Group::Thread();
+  const bool backwards = pass == Pass::kIterate && job.odd_before != odd;
   const int first = slab_first + slab_rows * group / kGroups, last = slab_first + slab_rows * (group + 1) / kGroups;
-  SlabMemory& memory = memories[group];
+  SlabMemory<kGroups>& memory = memories[group];
+  // The rows in the order that they are read in: every other iteration finds the last ones before in the cache.
+  const auto row_at = [=](int k) { return max(first, backwards ? last - 1 - k : min(first + k, last - 1)); };
   const Member member{job, work.block / slabs};
   // 1. Copies begin, of what no kernel changes.
-  RowRing<T> ring(job, DynamicShared() + group * kRing, kRing, full[group], &copies[group]);
+  RowRing<T> ring(job, backwards, DynamicShared() + group * kRing, kRing, full[group], &copies[group]);
   if (thread == 0) ring.Begin(NumbersOf<T>(member) + int64_t{first} * StreamColumns(job), last - first);
   AwaitKernelBefore();
   // 2. The columns' and the rows' terms. All that is read is on its way at once.
   StreamColumnsOf<kQuads, T> columns(member.At<float>(job.at.stream_terms), StreamColumns(job));
   const EngineState& state = *member.state(0);
-  RowSource source = LoadRowSource(member, max(first, min(first + thread, last - 1)));
+  RowSource source = LoadRowSource(member, row_at(thread));
   const bool idle = !IsStreamed(job, state) || (pass == Pass::kIterate && state.stopped);
   if (threadIdx.x == 0) {
     frame = StreamFrameOf(member, state);
@@ -52,15 +56,14 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1) StreamKer
   // 3. Rows.
   const RowBlock block = {member.index, 0, slab, 0, 1};
   const bool judged = pass != Pass::kIterate || job.solver.tolerance > 0;
-  BlockStats stats = NoStats();
-  for (int begin = first; begin < last; begin += kSlabRows) {
-    const int rows = min(kSlabRows, last - begin), i = begin + thread;
+  if (thread < kRows) memory.stats[thread] = NoStats();
+  for (int begin = 0; begin < last - first; begin += kRows) {
+    const int rows = min(kRows, last - first - begin), i = row_at(begin + thread);
     const bool mine = thread < rows;
-    if (mine && begin > first) source = LoadRowSource(member, i);
-    if (mine) StoreRow(frame, state, source, thread, rule.damping, &memory);
+    if (mine) StoreRow(frame, state, source, thread, rule, &memory);
     Group::Wait();
     SumRows(&ring, rows, rule, &memory, &columns);
-    Group::Wait();
+    source = LoadRowSource(member, row_at(begin + kRows + thread));
     if (!mine) continue;
     // Of the row's sum without its own term.
     const double lse =
@@ -71,18 +74,19 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1) StreamKer
     } else {
       MeasureRow(member, block, 0, i, lse, frame.scale, &own);
     }
-    stats = Combine(stats, own);
+    memory.stats[thread] = Combine(memory.stats[thread], own);
   }
   // 4. The columns' sums, and what the rows say.
   columns.Store(member.At<float>(job.at.stream_partial) + int64_t{slab} * StreamColumns(job));
+  const BlockStats stats = thread < kRows ? memory.stats[thread] : NoStats();
   if (judged) StoreStats(stats, pass == Pass::kMeasure, member.stats(0, 0) + slab);
 #endif
 }
 
 template <int kQuads>
-void LaunchQuads(const LaunchTable& table, int64_t blocks, bool halves, Pass pass, cudaStream_t stream) {
+void LaunchQuads(const LaunchTable& table, int64_t blocks, bool halves, Pass pass, bool odd, cudaStream_t stream) {
   LaunchOverlapping(halves ? StreamKernel<kQuads, __half> : StreamKernel<kQuads, float>, blocks,
-                    GroupsOf(kQuads) * kGroupThreads, kStreamBytes, stream, table, pass);
+                    GroupsOf(kQuads) * kGroupThreads, kStreamBytes, stream, table, pass, odd);
 }
 
 }  // namespace
@@ -92,22 +96,23 @@ StreamLaunch StreamLaunchOf(const Job& job) {
   return {KeepsHalves(job), quads > 12 ? 16 : static_cast<int>(CeilDiv(quads, 2)) * 2};
 }
 
-void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& of, Pass pass, cudaStream_t stream) {
+void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& of, Pass pass, bool odd,
+                  cudaStream_t stream) {
   switch (of.quads) {
     case 2:
-      return LaunchQuads<2>(table, blocks, of.halves, pass, stream);
+      return LaunchQuads<2>(table, blocks, of.halves, pass, odd, stream);
     case 4:
-      return LaunchQuads<4>(table, blocks, of.halves, pass, stream);
+      return LaunchQuads<4>(table, blocks, of.halves, pass, odd, stream);
     case 6:
-      return LaunchQuads<6>(table, blocks, of.halves, pass, stream);
+      return LaunchQuads<6>(table, blocks, of.halves, pass, odd, stream);
     case 8:
-      return LaunchQuads<8>(table, blocks, of.halves, pass, stream);
+      return LaunchQuads<8>(table, blocks, of.halves, pass, odd, stream);
     case 10:
-      return LaunchQuads<10>(table, blocks, of.halves, pass, stream);
+      return LaunchQuads<10>(table, blocks, of.halves, pass, odd, stream);
     case 12:
-      return LaunchQuads<12>(table, blocks, of.halves, pass, stream);
+      return LaunchQuads<12>(table, blocks, of.halves, pass, odd, stream);
     default:
-      return LaunchQuads<16>(table, blocks, of.halves, pass, stream);
+      return LaunchQuads<16>(table, blocks, of.halves, pass, odd, stream);
   }
 }
 

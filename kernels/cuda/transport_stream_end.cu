@@ -127,12 +127,12 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
       const double phi = member.phi(0, row.parity ^ 1, 1)[j];
       member.At<float>(job.at.stream_terms)[j] = frame.ColumnTerm(phi, base, log_mass);
     } else {
-      // Others may still read the potential that such a column had.
       const double reference_phi = member.phi(0, row.parity, 1)[0];
       MeasuredPoint point = {row.phi, row.shift, row.mass, log_mass, -reference_phi};
       if (is_void) {
         point.phi = HalfStep(row.phi, lse, scale, row.shift, row.epsilon, job.solver.rho_b, 1);
-        member.phi(0, row.parity ^ 1, 1)[j] = point.phi;
+        // All others may still read what the first column had.
+        member.phi(0, j == 0 ? row.parity ^ 1 : row.parity, 1)[j] = point.phi;
       }
       member.ratio(0, 1)[j] = MeasurePoint(point, job.solver.rho_b, lse, scale, &stats);
     }
@@ -144,10 +144,8 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   __syncthreads();
   if (iterates && state->stopped) return;  // The potentials before were the answer.
   EndPass(member, block, 1, pass, blocks);
-  if (iterates) return;
-  for (int k = threadIdx.x; k < job.size[1]; k += kThreads) {
-    if (member.log_mass(1)[k] <= kVoid) member.phi(0, row.parity, 1)[k] = __ldcg(member.phi(0, row.parity ^ 1, 1) + k);
-  }
+  if (iterates || threadIdx.x != 0 || member.log_mass(1)[0] > kVoid) return;
+  *member.phi(0, row.parity, 1) = __ldcg(member.phi(0, row.parity ^ 1, 1));
 #endif
 }
 
@@ -160,6 +158,9 @@ void LaunchStreamTerms(const LaunchTable& table, int64_t blocks, cudaStream_t st
   LaunchKernel(StreamTermsKernel, blocks, kThreads, 0, stream, table);
 }
 void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream) {
+  // The sweep's share of shared memory: multiprocessors that change it stand still first.
+  (void)cudaFuncSetAttribute(StreamEndKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
   LaunchOverlapping(StreamEndKernel, blocks, kThreads, 0, stream, table, pass);
 }
 

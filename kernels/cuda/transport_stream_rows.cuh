@@ -10,25 +10,25 @@ namespace cuda {
 
 constexpr int kGroupThreads = 256;  // Few: what they do once a row, all of them do.
 constexpr int kQuadColumns = 4 * kGroupThreads;
-constexpr int kStreamBytes = 205 * 1024;  // Of shared memory: rows on their way, and columns' terms.
-// Rows that are short are divided among two groups of a block's threads, so that one adds up while the other makes
-// densities. Of longer ones registers have room for one group, which makes the next densities before it adds up.
+constexpr int kStreamBytes = 200 * 1024;  // Of shared memory: rows on their way, columns' terms.
+
+// Rows that are short are divided among two groups of a block's threads: while one waits, the other makes densities.
 constexpr int GroupsOf(int quads) { return quads <= 4 ? 2 : 1; }
+// What registers have room for: rows whose densities a thread has at once, those of the next rows beside them (floats
+// come no faster than memory gives them), columns' terms.
+constexpr int RowsAtOnce(int quads) { return quads == 2 || quads == 6 ? 2 : 1; }
+constexpr bool MakesAhead(int quads, bool halves) { return quads <= 10 && halves; }
+// Quads that all threads have, of jobs that a kernel for so many serves.
+constexpr int QuadsFull(int quads) { return quads - (quads <= 12 ? 2 : 4); }
+constexpr int HeldQuads(int quads) { return quads <= 10 ? quads : quads == 12 ? 8 : 4; }
+constexpr int TermBytes(int quads) {
+  return (quads - HeldQuads(quads)) * kQuadColumns * static_cast<int>(sizeof(float));
+}
+constexpr int RingBytes(int quads) { return (kStreamBytes - TermBytes(quads)) / GroupsOf(quads) / 128 * 128; }
 
 #if SINKHORN_HOPPER
 
-// What registers have room for: rows whose densities a thread has at once, those of the next rows beside them, columns'
-// terms.
-constexpr int RowsAtOnce(int quads) { return quads == 2 || quads == 6 ? 2 : 1; }
-constexpr bool MakesAhead(int quads) { return GroupsOf(quads) == 1 && quads <= 12; }
-// Quads that all threads have, of jobs that a kernel for so many serves.
-constexpr int QuadsFull(int quads) { return quads - (quads <= 12 ? 2 : 4); }
-constexpr bool HoldsTerms(int quads) { return quads <= 10; }
-constexpr int TermBytes(int quads) {
-  return HoldsTerms(quads) ? 0 : quads * kQuadColumns * static_cast<int>(sizeof(float));
-}
-constexpr int RingBytes(int quads) { return (kStreamBytes - TermBytes(quads)) / GroupsOf(quads) / 128 * 128; }
-constexpr int kSlabRows = 64;  // That a group has the data of at once.
+constexpr int kBlockRows = 128;  // That a block has the data of at once.
 constexpr int kMostStages = 16;
 
 __device__ inline bool IsSafe(float row_sum) { return row_sum > 1 / kMostWeight && row_sum < kMostWeight; }
@@ -56,14 +56,13 @@ struct Group {
   static constexpr int kWarps = kGroupThreads / 32;
   __device__ static int Index() { return threadIdx.x / kGroupThreads; }
   __device__ static int Thread() { return threadIdx.x % kGroupThreads; }
-  __device__ static int Warp() { return Thread() / 32; }
   __device__ static void Wait() { WaitAt(1 + Index(), kGroupThreads); }
   // Of one value of each thread, in every thread. `parts`: a float for each warp.
   template <typename Combine>
   __device__ static float CombineAll(float value, float* parts, Combine combine) {
     value = CombineOverWarp(value, 32, combine);
     Wait();  // What is there has been read.
-    if (threadIdx.x % 32 == 0) parts[Warp()] = value;
+    if (threadIdx.x % 32 == 0) parts[Thread() / 32] = value;
     Wait();
     return CombineOverWarp(parts[threadIdx.x % kWarps], kWarps, combine);
   }
@@ -71,21 +70,22 @@ struct Group {
 
 // What a row's densities are made of and weighted by.
 struct SlabRow {
-  float term, mass;
+  float term;
+  float mass;      // Where rows do not move: times 2^rounding.
   float rounding;  // What the term, as a float, lacks.
   float pull;      // (damping - 1) (phi + shift) s
 };
 // How rows move; the same for all of a pass.
 struct RowRule {
   bool plain;      // To the marginal.
-  bool measuring;  // They do not. Not told by a relax of 0: registers spill.
+  bool measuring;  // They do not.
   float relax, damping;
   // What densities, `sum` of which times 2^level are the row's, are weighted by: its mass, at its new potential.
   __device__ float Weight(const SlabRow& row, float sum, float level) const {
     if (plain) return row.mass * FastReciprocal(sum);
     const float lse = log2f(sum) + level + row.rounding;
-    const float move = measuring ? 0 : relax * (row.pull - damping * lse);
-    const float weight = FastExp2(row.rounding + move + level);
+    const float move = row.rounding + relax * (row.pull - damping * lse);
+    const float weight = FastExp2(measuring ? level : move + level);
     if (weight < kMostWeight) return row.mass * weight;
     return row.mass > 0 ? INFINITY : 0;  // All columns are read again.
   }
@@ -98,41 +98,49 @@ __device__ inline RowRule RowRuleOf(const Member& member, const EngineState& sta
 }
 
 // The rows that a group has at once.
+template <int kGroups>
 struct SlabMemory {
-  alignas(16) SlabRow rows[kSlabRows];
-  RowStep steps[kSlabRows];
-  ScaledSum sums[kSlabRows];
+  static constexpr int kRows = kBlockRows / kGroups;
+  alignas(16) SlabRow rows[kRows];
+  RowStep steps[kRows];
+  ScaledSum sums[kRows];
+  BlockStats stats[kRows];  // Of each of its threads that have rows.
 };
 
 // The ring of rows on their way through shared memory, some to a stage: a thread takes hundreds of cycles to begin a
-// copy, and all others of its group wait for it at the next row.
+// copy, and all others of its group wait for it at the next row. Where rows come from the last to the first, so do
+// those of a stage, and one that is not full lacks its first.
 template <typename T>
 class RowRing {
  public:
-  // What is left to copy: of one thread alone, in shared memory.
+  // What is left to copy, and the rows that have been read: of one thread alone, in shared memory.
   struct Copies {
     const T* next;
-    int left;
+    int left, stage, read;
   };
   // In so much of dynamic shared memory, from `base` on.
-  __device__ RowRing(const Job& job, char* base, int ring_bytes, uint64_t* full, Copies* copies)
-      : base_(reinterpret_cast<T*>(base)), full_(full), copies_(copies), columns_(StreamColumns(job)) {
+  __device__ RowRing(const Job& job, bool backwards, char* base, int ring_bytes, uint64_t* full, Copies* copies)
+      : base_(reinterpret_cast<T*>(base)),
+        full_(full),
+        copies_(copies),
+        columns_(StreamColumns(job)),
+        backwards_(backwards) {
     constexpr int kStagesWanted = 3, kStageRowsMost = 8;
     const int rows = ring_bytes / (columns_ * static_cast<int>(sizeof(T)));
     stage_rows_ = max(1, min(rows / kStagesWanted, kStageRowsMost));
     stages_ = min(rows / stage_rows_, kMostStages);
   }
-  // By one thread: the first copies.
+  // By one thread: the first copies, of rows from `first` on.
   __device__ void Begin(const T* first, int rows) const {
     for (int stage = 0; stage < stages_; ++stage) InitBarrier(&full_[stage], 1);
     FenceBarriers();
-    *copies_ = {first, rows};
+    *copies_ = {backwards_ ? first + int64_t{rows} * columns_ : first, rows, 0, 0};
     for (int stage = 0; stage < stages_; ++stage) Copy(stage);
   }
   // The next row, by its place in the ring.
   __device__ int Await() {
     if (read_ == 0) WaitForPhase(&full_[stage_], phase_);
-    const int place = stage_ * stage_rows_ + read_;
+    const int place = stage_ * stage_rows_ + (backwards_ ? stage_rows_ - 1 - read_ : read_);
     if (++read_ == stage_rows_) {
       read_ = 0;
       if (++stage_ == stages_) stage_ = 0, phase_ ^= 1;
@@ -140,9 +148,12 @@ class RowRing {
     return place;
   }
   __device__ const T* At(int place) const { return base_ + place * columns_; }
-  // By the thread that began them, when all have read a row. Rows are released in order.
-  __device__ void Release(int place) const {
-    if ((place + 1) % stage_rows_ == 0) Copy(place / stage_rows_);
+  // By the thread that began them, when all have read the next row.
+  __device__ void Release() const {
+    if (++copies_->read < stage_rows_) return;
+    copies_->read = 0;
+    Copy(copies_->stage);
+    if (++copies_->stage == stages_) copies_->stage = 0;
   }
   // By the same thread, before the block leaves without having read any.
   __device__ void Abandon(int rows) const {
@@ -151,12 +162,14 @@ class RowRing {
 
  private:
   __device__ void Copy(int stage) const {
-    const int rows = min(copies_->left, stage_rows_);
+    const int rows = min(copies_->left, stage_rows_), numbers = rows * columns_;
     if (rows == 0) return;
-    const unsigned bytes = rows * columns_ * static_cast<int>(sizeof(T));
+    const unsigned bytes = numbers * static_cast<int>(sizeof(T));
+    const T* from = backwards_ ? copies_->next - numbers : copies_->next;
     ArriveExpecting(&full_[stage], bytes);
-    CopyBulk(SharedAddress(At(stage * stage_rows_)), copies_->next, bytes, &full_[stage]);
-    copies_->next += rows * columns_;
+    CopyBulk(SharedAddress(At(stage * stage_rows_ + (backwards_ ? stage_rows_ - rows : 0))), from, bytes,
+             &full_[stage]);
+    copies_->next = backwards_ ? from : from + numbers;
     copies_->left -= rows;
   }
 
@@ -164,6 +177,7 @@ class RowRing {
   uint64_t* const full_;
   Copies* const copies_;
   const int columns_;
+  const bool backwards_;
   int stages_, stage_rows_;
   int stage_ = 0, phase_ = 0, read_ = 0;  // Of the next row; rows of that stage that were awaited.
 };
@@ -171,8 +185,8 @@ class RowRing {
 // A thread's columns.
 template <int kQuads, typename T>
 struct StreamColumnsOf {
-  static constexpr bool kHolds = HoldsTerms(kQuads);
-  float held[kHolds ? kQuads : 1][4], sums[kQuads][4];
+  static constexpr int kHeld = HeldQuads(kQuads);
+  float held[kHeld > 0 ? kHeld : 1][4], sums[kQuads][4];
   int quads;     // Of a row.
   float factor;  // Of rows' numbers; known later.
 
@@ -185,16 +199,16 @@ struct StreamColumnsOf {
       if (Quad(q) < quads) LoadQuad(all, Quad(q), terms);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        if constexpr (kHolds) held[q][k] = terms[k];
+        if (q < kHeld) held[q][k] = terms[k];
         sums[q][k] = 0;
       }
-      if constexpr (!kHolds) Shared()[Quad(q)] = make_float4(terms[0], terms[1], terms[2], terms[3]);
+      if (q >= kHeld) Shared()[Quad(q - kHeld)] = make_float4(terms[0], terms[1], terms[2], terms[3]);
     }
   }
   __device__ static int Quad(int q) { return Group::Thread() + kGroupThreads * q; }
-  // Terms of all columns, behind the ring.
+  // Terms of the columns that are not held, behind the ring.
   __device__ static float4* Shared() {
-    return reinterpret_cast<float4*>(DynamicShared() + kStreamBytes - TermBytes(kQuads));
+    return reinterpret_cast<float4*>(DynamicShared() + GroupsOf(kQuads) * RingBytes(kQuads));
   }
   // The exponents of a row, seen from its level.
   __device__ void Load(const T* row, float term, float (&e)[kQuads][4]) const {
@@ -203,10 +217,10 @@ struct StreamColumnsOf {
       float z[4], terms[4];
       // Terms of columns that are not there make densities nothing.
       LoadQuad(row, q < QuadsFull(kQuads) ? Quad(q) : min(Quad(q), quads - 1), z);
-      if constexpr (kHolds) {
+      if (q < kHeld) {
         for (int k = 0; k < 4; ++k) terms[k] = held[q][k];
       } else {
-        LoadQuad(reinterpret_cast<const float*>(Shared()), Quad(q), terms);
+        LoadQuad(reinterpret_cast<const float*>(Shared()), Quad(q - kHeld), terms);
       }
 #pragma unroll
       for (int k = 0; k < 4; ++k) e[q][k] = fmaf(z[k], factor, terms[k]) + term;
@@ -258,59 +272,90 @@ struct StreamColumnsOf {
   }
 };
 
-// Some rows at a time of a group, whose densities are this thread's of its columns.
+// Some rows at a time, whose densities are this thread's of its columns.
 template <int kQuads, typename T>
 class SlabSums {
  public:
   static constexpr int kRows = RowsAtOnce(kQuads);
+  using Memory = SlabMemory<GroupsOf(kQuads)>;
   struct Densities {
     float t[kRows][kQuads][4], sum[kRows];
     int place[kRows];  // Of the row.
   };
-  __device__ SlabSums(SlabMemory* memory, const RowRule& rule, RowRing<T>* ring, StreamColumnsOf<kQuads, T>* columns)
-      : memory_(memory), rule_(rule), ring_(ring), columns_(columns) {}
+  // Threads' parts of rows' sums.
+  using Parts = float[kRows][kGroupThreads];
+  __device__ SlabSums(int rows, const RowRule& rule, Memory* memory, RowRing<T>* ring,
+                      StreamColumnsOf<kQuads, T>* columns)
+      : rows_(rows),
+        moving_(!rule.measuring),
+        plain_(rule.plain || rule.measuring),
+        rule_(rule),
+        memory_(memory),
+        ring_(ring),
+        columns_(columns) {}
 
-  // Of rows from `row` on, `rows` there are. A row that is not there repeats the last.
-  __device__ void Make(int row, int rows, Densities* made) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) made->place[r] = r == 0 || row + r < rows ? ring_->Await() : made->place[0];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      columns_->Load(ring_->At(made->place[r]), memory_->rows[min(row + r, rows - 1)].term, made->t[r]);
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) made->sum[r] = columns_->Densities(made->t[r]);
-  }
-  // The warp's part of their sums; Weigh when all warps' are there.
-  __device__ void Tell(const Densities& made, float (*parts)[kRows]) const {
-    float sum[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] = CombineOverWarp(made.sum[r], 32, Sum);
+  // Rows from `row` on, which come: their places. A row that is not there repeats the one before.
+  __device__ void Await(int row, const Densities& before, Densities* next) {
+    int place = before.place[kRows - 1];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (threadIdx.x % 32 == r) parts[Group::Warp()][r] = sum[r];
+      if (row + r < rows_) place = ring_->Await();
+      next->place[r] = place;
     }
   }
-  // What the rows are weighted by; others may take their places.
-  __device__ void Weigh(int row, int rows, const float (*parts)[kRows], float* scratch, Densities* made,
-                        float (&weight)[kRows]) {
-    float sum[kRows], level[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] = parts[threadIdx.x % Group::kWarps][r], level[r] = 0;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] = CombineOverWarp(sum[r], Group::kWarps, Sum);
+  __device__ void Make(int row, Densities* made) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (row + r < rows && !IsSafe(sum[r])) MakeAgain(row + r, r, scratch, made, &sum[r], &level[r]);
+      const float term = row + r < rows_ ? memory_->rows[row + r].term : static_cast<float>(kVoid);
+      columns_->Load(ring_->At(made->place[r]), term, made->t[r]);
+      made->sum[r] = columns_->Densities(made->t[r]);
+    }
+  }
+  // This thread's parts of their sums; Weigh when all are there.
+  __device__ void Tell(const Densities& made, Parts* parts) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) (*parts)[r][Group::Thread()] = made.sum[r];
+  }
+  // What the rows are weighted by, if that is plain; whether it is.
+  __device__ bool Weigh(int row, const Parts& parts, float (&sum)[kRows], float (&weight)[kRows]) const {
+    bool plain = plain_;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const auto* part = reinterpret_cast<const float4*>(parts[r]) + threadIdx.x % 32;
+      const float4 a = part[0], b = part[32];
+      sum[r] = (a.x + a.y) + (a.z + a.w) + ((b.x + b.y) + (b.z + b.w));
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const bool there = row + r < rows;
-      weight[r] = there ? rule_.Weight(memory_->rows[row + r], sum[r], level[r]) : 0;
-      if (there && Group::Thread() == 0) {
-        memory_->sums[row + r] = {level[r], sum[r]};
-        ring_->Release(made->place[r]);
-      }
+      sum[r] = CombineOverWarp(sum[r], 32, Sum);
+      const bool there = row + r < rows_;
+      weight[r] = there ? memory_->rows[min(row + r, rows_ - 1)].mass * (moving_ ? FastReciprocal(sum[r]) : 1) : 0;
+      plain = plain && (!there || IsSafe(sum[r]));
+    }
+    return plain;
+  }
+  // The same where it is not. Rows whose sums are not safe are made again, under their maximum.
+  __device__ void WeighAgain(int row, float* scratch, Densities* made, float (&sum)[kRows], float (&weight)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row + r >= rows_) continue;
+      float level = 0;
+      if (!IsSafe(sum[r])) level = MakeAgain(row + r, scratch, made->place[r], made->t[r], &sum[r]);
+      weight[r] = rule_.Weight(memory_->rows[row + r], sum[r], level);
+      if (Group::Thread() == 0) memory_->sums[row + r].level = level;
+    }
+  }
+  __device__ void Store(int row, const float (&sum)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (Group::Thread() == 0 && row + r < rows_) memory_->sums[row + r].sum = sum[r];
+    }
+  }
+  // All have read these rows: others may take their places.
+  __device__ void Release(int row) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (Group::Thread() == 0 && row + r < rows_) ring_->Release();
     }
   }
   __device__ void Add(const Densities& made, const float (&weight)[kRows]) {
@@ -319,59 +364,71 @@ class SlabSums {
   }
 
  private:
-  // A row under its maximum.
-  __device__ void MakeAgain(int row, int r, float* scratch, Densities* made, float* sum, float* level) {
-    const T* at = ring_->At(made->place[r]);
+  // Returns the maximum.
+  __device__ float MakeAgain(int row, float* scratch, int place, float (&t)[kQuads][4], float* sum) {
+    const T* at = ring_->At(place);
     const float term = memory_->rows[row].term;
-    columns_->Load(at, term, made->t[r]);
+    columns_->Load(at, term, t);
     float most = static_cast<float>(kVoid);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) most = fmaxf(most, made->t[r][q][k]);
+      for (int k = 0; k < 4; ++k) most = fmaxf(most, t[q][k]);
     }
     most = Group::CombineAll(most, scratch, Larger);
-    columns_->Load(at, term - most, made->t[r]);
-    *sum = Group::CombineAll(columns_->Densities(made->t[r]), scratch, Sum);
-    *level = most;
+    columns_->Load(at, term - most, t);
+    *sum = Group::CombineAll(columns_->Densities(t), scratch, Sum);
+    return most;
   }
 
-  SlabMemory* const memory_;
+  const int rows_;
+  const bool moving_, plain_;  // What the rule says; whether sums alone tell weights.
   const RowRule& rule_;
+  Memory* const memory_;
   RowRing<T>* const ring_;
   StreamColumnsOf<kQuads, T>* const columns_;
 };
 
-// `rows` rows, whose data are in memory. A group's sums meet while the next densities are made: by itself where it
-// makes ahead, else by the other group.
+// `rows` rows, whose data are in memory. What rows are weighted by is found while the next rows' densities are made,
+// where registers have room for both, without a branch in between: the compiler mixes the two.
 template <int kQuads, typename T>
-__device__ void SumRows(RowRing<T>* ring, int rows, const RowRule& rule, SlabMemory* memory,
+__device__ void SumRows(RowRing<T>* ring, int rows, const RowRule& rule, SlabMemory<GroupsOf(kQuads)>* memory,
                         StreamColumnsOf<kQuads, T>* columns) {
   using Sums = SlabSums<kQuads, T>;
   constexpr int kRows = Sums::kRows, kGroups = GroupsOf(kQuads);
-  constexpr bool kAhead = MakesAhead(kQuads);
+  constexpr bool kAhead = MakesAhead(kQuads, sizeof(T) == sizeof(__half));
   using Densities = typename Sums::Densities;
-  __shared__ float all_parts[kGroups][2][Group::kWarps][kRows], all_scratch[kGroups][Group::kWarps];
+  __shared__ alignas(16) typename Sums::Parts all_parts[kGroups][2];
+  __shared__ float all_scratch[kGroups][Group::kWarps];
   auto& parts = all_parts[Group::Index()];
   float* const scratch = all_scratch[Group::Index()];
-  Sums sums(memory, rule, ring, columns);
+  Sums sums(rows, rule, memory, ring, columns);
   Densities even, odd;
-  sums.Make(0, rows, &even);
-  sums.Tell(even, parts[0]);
+  even.place[kRows - 1] = 0;
+  sums.Await(0, even, &even);
+  sums.Make(0, &even);
+  // Ahead of the last rows there are none: what is made of these again nobody reads.
   const auto step = [&](int row, int turn, Densities* made, Densities* next) {
-    float weight[kRows];
+    float sum[kRows], weight[kRows];
+    sums.Tell(*made, &parts[turn]);
+    if (kAhead) sums.Await(row + kRows, *made, next);
     Group::Wait();  // All have read the rows, and their sums' parts are there.
-    sums.Weigh(row, rows, parts[turn], scratch, made, weight);
-    const bool goes_on = row + kRows < rows;
-    if (kAhead && goes_on) sums.Make(row + kRows, rows, next);
+    const bool plain = sums.Weigh(row, parts[turn], sum, weight);
+    if (kAhead) sums.Make(row + kRows, next);
+    if (!plain) sums.WeighAgain(row, scratch, made, sum, weight);
+    sums.Store(row, sum);
+    if (!kAhead || row + kRows < rows) sums.Release(row);
     sums.Add(*made, weight);
-    if (!kAhead && goes_on) sums.Make(row + kRows, rows, next);
-    if (goes_on) sums.Tell(*next, parts[turn ^ 1]);
+    if (kAhead || row + kRows >= rows) return;
+    sums.Await(row + kRows, *made, next);
+    sums.Make(row + kRows, next);
   };
   for (int row = 0; row < rows; row += 2 * kRows) {
     step(row, 0, &even, kAhead ? &odd : &even);
     if (row + kRows < rows) step(row + kRows, 1, kAhead ? &odd : &even, &even);
   }
+  Group::Wait();
+  if (kAhead) sums.Release((rows - 1) / kRows * kRows);
 }
 
 // What a row's data are made of, of both parities: read before the state is known.
@@ -382,8 +439,9 @@ __device__ inline RowSource LoadRowSource(const Member& member, int i) {
   return {
       {member.phi(0, 0, 0)[i], member.phi(0, 1, 0)[i]}, BaseOf(member, 0, i), member.mass(0)[i], member.Shift(0, 0, i)};
 }
+template <int kGroups>
 __device__ inline void StoreRow(const StreamFrame& frame, const EngineState& state, const RowSource& source, int k,
-                                double damping, SlabMemory* memory) {
+                                const RowRule& rule, SlabMemory<kGroups>* memory) {
   const RowStep step = {state.parity == 0 ? source.phi[0] : source.phi[1],
                         source.shift,
                         source.mass,
@@ -394,10 +452,11 @@ __device__ inline void StoreRow(const StreamFrame& frame, const EngineState& sta
   SlabRow row;
   row.term = static_cast<float>(term);
   row.rounding = static_cast<float>(term - row.term);
-  row.mass = static_cast<float>(step.mass);
-  row.pull = damping == 1 ? 0 : static_cast<float>((damping - 1) * (step.phi + step.shift) * frame.scale);
+  row.mass = static_cast<float>(step.mass) * (rule.measuring ? FastExp2(row.rounding) : 1);
+  row.pull = rule.damping == 1 ? 0 : static_cast<float>((rule.damping - 1) * (step.phi + step.shift) * frame.scale);
   memory->rows[k] = row;
   memory->steps[k] = step;
+  memory->sums[k].level = 0;
 }
 
 #endif

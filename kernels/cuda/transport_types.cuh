@@ -98,6 +98,7 @@ struct alignas(16) Job {
   bool halves;                // Clouds are there as halves.
   bool lean;                  // In no other way, unless the data need more than float32.
   int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
+  bool odd_before;            // Whether an odd number of passes came before this slice.
   Precision precision;
   TransportInputs in;  // kappa: of any cost of points.
   SolverOptions solver;
