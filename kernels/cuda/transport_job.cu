@@ -113,8 +113,7 @@ Layout LayoutOf(const Job& job) {
     at.exponents = part.Take(KeptBytes(job));
     for (int side = 0; side < 2; ++side) at.frame[side] = part.Take(size[side] * sizeof(double));
   }
-  const int64_t chunks = PrepareBlocks(job, kPointsStep) + (job.dense ? PrepareBlocks(job, kRangesStep) : 0);
-  at.chunk_stats = part.Take(chunks * sizeof(ChunkStats));
+  at.chunk_stats = part.Take(PreparedStats(job) * sizeof(ChunkStats));
   at.linear_value = part.Take(blocks * sizeof(double));
   if (job.out.sparse_plan.max_entries > 0) at.row_mass = part.Take(size[0] * sizeof(double));
   if (job.wants_bound) {

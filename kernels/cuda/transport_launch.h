@@ -34,9 +34,11 @@ class FactOfDevice {
 };
 
 // ---- transport_prepare.cu: inputs to the workspace, states to their start -----------------------------------------
-// Blocks of a member: PrepareBlocks(job, step), in this order of steps. `squares`: of jobs that IsSquared alone.
+// Blocks of a member: PrepareBlocks(job, step), in this order of steps; they leave PreparedStats(job) ChunkStats.
+// `squares`: of jobs that IsSquared alone.
 constexpr int kSphereStep = 0, kRangesStep = 1, kCentresStep = 2, kPointsStep = 3, kStatesStep = 4, kPrepareSteps = 5;
 int64_t PrepareBlocks(const Job& job, int step);
+int64_t PreparedStats(const Job& job);
 void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, cudaStream_t stream);
 
 // ---- transport_half_step.cu ---------------------------------------------------------------------------------------

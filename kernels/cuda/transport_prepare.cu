@@ -585,6 +585,10 @@ int64_t PrepareBlocks(const Job& job, int step) {
   }
 }
 
+int64_t PreparedStats(const Job& job) {
+  return (job.dense ? CostChunks(job) : 0) + PointBlocks(job, 0) + PointBlocks(job, 1);
+}
+
 void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, cudaStream_t stream) {
   squares ? LaunchStep<true>(table, blocks, step, stream) : LaunchStep<false>(table, blocks, step, stream);
 }
