@@ -51,9 +51,10 @@ def test_info_health_and_version(cli):
 
 
 def test_progress_shows_on_a_terminal_only(cli, files):
-    # 100,000 iterations take a second or more.
-    cost = files("c", np.random.default_rng(9).random((400, 400), np.float32))
-    command = cli.command("solve", dict(cost=cost, epsilon=1, max_iterations=100000, tolerance=0, outputs="value"))
+    # 100,000 iterations take many times the budget.
+    cost = files("c", np.random.default_rng(9).random((1500, 1500), np.float32))
+    flags = dict(cost=cost, epsilon=1, max_iterations=100000, tolerance=0, time_budget=1.5, outputs="value")
+    command = cli.command("solve", flags)
     terminal, stderr = pty.openpty()
     shown = b""
     with os.fdopen(terminal, "rb", buffering=0) as screen, subprocess.Popen(
