@@ -61,13 +61,13 @@ class TransportResident final : public Resident {
   bool OnChip() const { return OnChipTiles(job_) > 0; }
   // Whether engines in float32 are streamed from now on. KeepExponents: clouds, whose exponents are enqueued.
   bool Streams() const { return job_.streamed && (job_.dense || kept_); }
-  bool MayKeepExponents() const { return job_.streamed && !Streams() && begun_; }
+  // `done`: passes enqueued that are not counted yet.
+  bool MayKeepExponents(int64_t done) const { return job_.streamed && !Streams() && launched_ + done > 0; }
   void KeepExponents() { kept_ = true; }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals
   // decide nothing.
   bool HasTerms() const { return swept_ && job_.solver.tolerance == 0 && !Anneals(); }
   bool Anneals() const { return job_.solver.epsilon_decay != 0; }
-  void BeginPass() { begun_ = true; }
   void Sweep() { swept_ = true; }
   // Before the data are known: that all engines need float32 only, and that this slice finishes them.
   void Hope() {
@@ -131,7 +131,7 @@ class TransportResident final : public Resident {
   const JobReport* pending_ = nullptr;
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
-  bool prepared_ = false, finished_ = false, hopeful_ = false, begun_ = false, kept_ = false, swept_ = false;
+  bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false;
   absl::Status status_;
   SolveReport report_;
 };

@@ -61,7 +61,7 @@ class Slice : private SliceLaunches {
     Passes passes;
     bool changed = true;  // The set, or what its problems are solved from.
     for (int64_t done = 0; !passing.empty(); ++done) {
-      changed |= KeepExponents(passing);
+      changed |= KeepExponents(passing, done);
       if (changed) passes = PassesOf(passing);
       RunPass(&passes, Pass::kIterate, done);
       const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done + 1; });
@@ -85,7 +85,7 @@ class Slice : private SliceLaunches {
     Table slabs;
   };
   struct Passes {
-    Set all, streaming;
+    Set streaming;
     std::vector<StreamTables> streams;
     Table stream_terms, stream_end;
     bool has_terms = false, anneal = false;  // Terms that sweeps leave are for the epsilon before.
@@ -98,7 +98,6 @@ class Slice : private SliceLaunches {
   }
   Passes PassesOf(const Set& set) {
     Passes passes;
-    passes.all = set;
     passes.others = TablesOf(set);
     passes.streaming = Among(set, [](const TransportResident& r) { return r.Streams() && r.Has(kFloat); });
     using Kind = std::pair<bool, int>;
@@ -155,7 +154,6 @@ class Slice : private SliceLaunches {
     }
     Later(passes->stream_end,
           [this, pass](const LaunchTable& table, int64_t blocks) { LaunchStreamEnd(table, blocks, pass, stream()); });
-    for (int k : passes->all) residents()[k]->BeginPass();
     for (int k : passes->streaming) residents()[k]->Sweep();
     for (int side = 0; side < 2; ++side) {
       for (const PassTables& tables_of : passes->others) {
@@ -172,9 +170,10 @@ class Slice : private SliceLaunches {
     }
   }
 
-  // Exponents of clouds that have done their first iteration; whether there are any.
-  bool KeepExponents(const Set& set) {
-    const Set keeping = Among(set, [](const TransportResident& r) { return r.MayKeepExponents() && r.Has(kFloat); });
+  // Exponents of clouds that have done their first iteration; whether there are any. `done`: as MayKeepExponents has it.
+  bool KeepExponents(const Set& set, int64_t done) {
+    const Set keeping =
+        Among(set, [done](const TransportResident& r) { return r.MayKeepExponents(done) && r.Has(kFloat); });
     using Kind = std::pair<int, Parts>;
     const auto kinds = ByKind<Kind>(keeping, [](const TransportResident& r, auto add) {
       const int planes = PlanesOf(r.job());
@@ -243,7 +242,7 @@ class Slice : private SliceLaunches {
     Table accelerated;
     bool changed = true;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
-      changed |= KeepExponents(set);
+      changed |= KeepExponents(set, 0);
       if (changed) {
         passes = PassesOf(set);
         accelerated = AcceleratedOf(set);

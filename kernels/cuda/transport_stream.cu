@@ -6,6 +6,8 @@
 // once: their sum gives the row's new potential, and weighted by that they are added to the thread's column sums at
 // once. So nothing is read twice. The terms keep densities near the plan's; a row whose sum is still far from 1 is
 // made again, from shared memory, under its maximum; a column whose sum is far from its mass is read again, in double.
+#include <utility>
+
 #include "kernels/cuda/transport_stream_rows.cuh"
 
 namespace sinkhorn {
@@ -83,10 +85,15 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1)
 #endif
 }
 
-template <int kQuads>
-void LaunchQuads(const LaunchTable& table, int64_t blocks, bool halves, Pass pass, bool odd, cudaStream_t stream) {
-  LaunchOverlapping(halves ? StreamKernel<kQuads, __half> : StreamKernel<kQuads, float>, blocks,
-                    GroupsOf(kQuads) * kGroupThreads, kStreamBytes, stream, table, pass, odd);
+// By a kernel for `of.quads`, one of kQuads.
+template <int... kQuads>
+void LaunchQuads(std::integer_sequence<int, kQuads...>, const LaunchTable& table, int64_t blocks,
+                 const StreamLaunch& of, Pass pass, bool odd, cudaStream_t stream) {
+  const auto launch = [&](auto kernel, int quads) {
+    if (of.quads != quads) return;
+    LaunchOverlapping(kernel, blocks, GroupsOf(quads) * kGroupThreads, kStreamBytes, stream, table, pass, odd);
+  };
+  (launch(of.halves ? StreamKernel<kQuads, __half> : StreamKernel<kQuads, float>, kQuads), ...);
 }
 
 }  // namespace
@@ -98,22 +105,7 @@ StreamLaunch StreamLaunchOf(const Job& job) {
 
 void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& of, Pass pass, bool odd,
                   cudaStream_t stream) {
-  switch (of.quads) {
-    case 2:
-      return LaunchQuads<2>(table, blocks, of.halves, pass, odd, stream);
-    case 4:
-      return LaunchQuads<4>(table, blocks, of.halves, pass, odd, stream);
-    case 6:
-      return LaunchQuads<6>(table, blocks, of.halves, pass, odd, stream);
-    case 8:
-      return LaunchQuads<8>(table, blocks, of.halves, pass, odd, stream);
-    case 10:
-      return LaunchQuads<10>(table, blocks, of.halves, pass, odd, stream);
-    case 12:
-      return LaunchQuads<12>(table, blocks, of.halves, pass, odd, stream);
-    default:
-      return LaunchQuads<16>(table, blocks, of.halves, pass, odd, stream);
-  }
+  LaunchQuads(std::integer_sequence<int, 2, 4, 6, 8, 10, 12, 16>(), table, blocks, of, pass, odd, stream);
 }
 
 }  // namespace cuda
