@@ -16,9 +16,10 @@ class DistanceCost {
   static constexpr bool kIsProduct = false;
 
   __device__ DistanceCost(const Member& member, const CloudContext& c) {
-    __shared__ float squares[kGroups][2][kCloudTile];
+    __shared__ float squares[SlotsOf(kGroups)][kCloudTile], row_squares[kCloudRows];
     __shared__ Shared shared;
-    squares_ = squares[threadIdx.x / 128];
+    squares_ = squares;
+    row_squares_ = row_squares;
     shared_ = &shared;
     const Job& job = member.job;
     const int own = MeasureOf(c.block.engine, c.own_side), other = MeasureOf(c.block.engine, 1 - c.own_side);
@@ -35,28 +36,22 @@ class DistanceCost {
                 job.dim};
     }
     const double* mine = member.At<double>(job.at.length[own]);
-    for (int row = 0; row < 2; ++row) {
-      const int i = c.first_row + Row() + 8 * row;
-      square_[row] = i < c.rows ? static_cast<float>(mine[i]) : kNowhere;
+    if (threadIdx.x < kCloudRows) {
+      row_squares[threadIdx.x] = c.IsRow(threadIdx.x) ? static_cast<float>(mine[c.Row(threadIdx.x)]) : kNowhere;
     }
     __syncthreads();
   }
-  __device__ void Begin(const CloudContext& c) {
-    Load(c, c.first_tile);
-    Store(parity_ = 0);
-  }
-  __device__ void Load(const CloudContext& c, int tile) {
+  using Column = float;  // Its square.
+  __device__ float Load(const CloudContext& c, int tile) {
     const int j = tile * kCloudTile + static_cast<int>(threadIdx.x) % 128;
-    next_ = j < c.columns ? static_cast<float>(shared_->squares[j]) : kNowhere;
+    return j < c.columns ? static_cast<float>(shared_->squares[j]) : kNowhere;
   }
-  __device__ void Store(int parity) {
-    squares_[parity][threadIdx.x % 128] = next_;
-    parity_ = parity;
-  }
+  __device__ void Store(int slot, float square) { squares_[slot][threadIdx.x % 128] = square; }
   // Products to -|x - y| log2(e) / epsilon.
-  __device__ void Apply(const CloudContext& c, int tile, float (&acc)[16][4]) {
-    const float2* theirs = reinterpret_cast<const float2*>(squares_[parity_]) + threadIdx.x % 4;
+  __device__ void Apply(const CloudContext& c, int tile, int slot, float (&acc)[16][4]) {
+    const float2* theirs = reinterpret_cast<const float2*>(squares_[slot]) + threadIdx.x % 4;
     const float product = shared_->product, near2 = shared_->near2, factor = shared_->factor;
+    const float mine[2] = {row_squares_[Row()], row_squares_[Row() + 8]};
     uint32_t near[2] = {0, 0};
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
@@ -64,8 +59,8 @@ class DistanceCost {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         float &e0 = acc[j][2 * row], &e1 = acc[j][2 * row + 1];
-        e0 = fmaf(e0, -product, square_[row] + square.x);
-        e1 = fmaf(e1, -product, square_[row] + square.y);
+        e0 = fmaf(e0, -product, mine[row] + square.x);
+        e1 = fmaf(e1, -product, mine[row] + square.y);
         near[row] |= (e0 < near2 ? 1u : 0u) << 2 * j | (e1 < near2 ? 2u : 0u) << 2 * j;
       }
     }
@@ -110,8 +105,7 @@ class DistanceCost {
 
   float (*squares_)[kCloudTile];
   const Shared* shared_;
-  float square_[2], next_ = 0;
-  int parity_ = 0;
+  const float* row_squares_;
 };
 
 }  // namespace

@@ -24,11 +24,11 @@ namespace cuda {
 struct ProductCost {
   static constexpr bool kIsProduct = true;  // They are multiplied by the context's factor.
   __device__ ProductCost(const Member&, const CloudContext&) {}
-  // Before the tiles; what a tile's columns need: loaded, then stored when the tile before has been read.
-  __device__ void Begin(const CloudContext&) {}
-  __device__ void Load(const CloudContext&, int /*tile*/) {}
-  __device__ void Store(int /*parity*/) {}
-  __device__ void Apply(const CloudContext&, int /*tile*/, float (&)[16][4]) {}
+  // What it needs of this thread's column of a tile: loaded, then stored as EachTile says.
+  struct Column {};
+  __device__ Column Load(const CloudContext&, int /*tile*/) { return {}; }
+  __device__ void Store(int /*slot*/, Column) {}
+  __device__ void Apply(const CloudContext&, int /*tile*/, int /*slot*/, float (&)[16][4]) {}
 };
 
 // What exponents are taken off before they are summed.
@@ -112,35 +112,38 @@ struct Running {
   }
 };
 
-// A thread's two rows over all tiles of the block. `term`: of this thread's column of the first.
-template <Level kLevel, Parts kParts, typename Columns, typename Cost>
-__device__ void SumTiles(const CloudContext& c, const float (&expected)[2], const ColumnTerm& term,
-                         float (&terms)[kGroups][2][kCloudTile], Columns* stream, Cost* cost, Running* running) {
-  const int group = threadIdx.x / 128, column = threadIdx.x % 128;
-  const float factor = Cost::kIsProduct ? c.factor : 1;
-  const int depths = kParts == Parts::kOne ? 1 : c.depths;
+// What a tile's column adds.
+template <typename Cost>
+struct StepColumn {
+  ColumnTerm term;
+  typename Cost::Column of_cost;
+};
+
+// A thread's two rows over all tiles of the block. `first`: of its column of the first that it brings something for.
+template <Level kLevel, typename Columns, typename Cost>
+__device__ void SumTiles(const CloudContext& c, const float (&expected)[2], const ColumnTerm& first,
+                         float (&terms)[SlotsOf(kGroups)][kCloudTile], Columns* stream, Cost* cost, Running* running) {
+  const int column = threadIdx.x % 128;
+  const float factor = Cost::kIsProduct ? c.factor : 1, off = kLevel == Level::kShared ? expected[0] : 0;
   running->Begin<kLevel>(expected);
-  cost->Begin(c);
-  const float off = kLevel == Level::kShared ? expected[0] : 0;
-  terms[group][0][column] = c.TermOf(term, off);
-  for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
-    // Of the next tile: loaded now, used when it has come.
-    const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
-    cost->Load(c, tile + 1);
-    float acc[16][4];
-    for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
-    WaitForTerms();
-    cost->Apply(c, tile, acc);
-    running->Add<kLevel>(acc, factor, terms[group][parity]);
-    terms[group][parity ^ 1][column] = c.TermOf(next, off);
-    cost->Store(parity ^ 1);
-  }
+  const auto load = [&](int tile) {
+    return StepColumn<Cost>{c.LoadTerm(tile * kCloudTile + column), cost->Load(c, tile)};
+  };
+  const auto store = [&](int slot, const StepColumn<Cost>& of) {
+    terms[slot][column] = c.TermOf(of.term, off);
+    cost->Store(slot, of.of_cost);
+  };
+  EachTile(c, stream, StepColumn<Cost>{first, cost->Load(c, FirstBrought<Columns>(c))}, load, store,
+           [&](float(&acc)[16][4], int slot, int tile) {
+             cost->Apply(c, tile, slot, acc);
+             running->Add<kLevel>(acc, factor, terms[slot]);
+           });
 }
 
 template <int kPlanes, Parts kParts, typename Cost>
 __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable table, int side, Pass pass) {
   __shared__ CloudContext c;
-  __shared__ float terms[kGroups][2][kCloudTile];
+  __shared__ float terms[SlotsOf(kGroups)][kCloudTile];
   __shared__ ScaledSum sums[kCloudRows];
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   using Columns = Stream<kPlanes, kParts, kGroups>;
@@ -163,7 +166,8 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   const double *phi = c.phi_of[state->parity], *own_phi = c.own_phi_of[state->parity];
   const int row0 = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   const double own[3] = {own_phi[c.Row(0)], own_phi[c.Row(row0)], own_phi[c.Row(row0 + 8)]};
-  const ColumnTerm term = c.LoadTerm(phi, c.first_tile * kCloudTile + threadIdx.x % kCloudTile, phi[0]);
+  const int column = FirstBrought<Columns>(c) * kCloudTile + threadIdx.x % kCloudTile;
+  const ColumnTerm term = c.LoadTerm(phi, column, phi[0]);
   if (threadIdx.x == kCloudThreads - 32) FillState(member, &c);  // A warp that copies nothing.
   Columns stream(c, full, empty);
   stream.Begin();   // Points, which take longer, come after these.
@@ -185,9 +189,9 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
       near = near && fabsf(expected[row] - first) < kSharedRange;
     }
     if (__syncthreads_and(near) != 0) {
-      SumTiles<Level::kShared, kParts>(c, shared, term, terms, &stream, &cost, &running);
+      SumTiles<Level::kShared>(c, shared, term, terms, &stream, &cost, &running);
     } else {
-      SumTiles<Level::kExpected, kParts>(c, expected, term, terms, &stream, &cost, &running);
+      SumTiles<Level::kExpected>(c, expected, term, terms, &stream, &cost, &running);
     }
     for (int row = 0; row < 2; ++row) safe = (running.IsSafe(row) || !c.IsRow(row0 + 8 * row)) && safe;
   }
@@ -195,8 +199,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
     const float none[2] = {0, 0};
     if (known) stream.Begin();
     // Its term once more, for which the registers of the tiles before have no room.
-    const ColumnTerm again = c.LoadTerm(c.first_tile * kCloudTile + threadIdx.x % kCloudTile);
-    SumTiles<Level::kLargest, kParts>(c, none, again, terms, &stream, &cost, &running);
+    SumTiles<Level::kLargest>(c, none, c.LoadTerm(column), terms, &stream, &cost, &running);
   }
 
   // 3. What becomes of the rows.

@@ -55,16 +55,19 @@ constexpr int kTerms = 5;  // and a warpgroup's terms.
 template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0, bool kProducts = true>
 class Stream {
  public:
+  static constexpr int kWarpgroups = kGroups;
+  static constexpr bool kOnePart = kParts == Parts::kOne;
   static constexpr int kStage = StagesOf(kPlanes, kParts, kGroups), kRowTiles = kGroups / 2;
   static constexpr bool kTurns = kParts == Parts::kOne && kAgain == 0;  // At the matrix units.
   static constexpr bool kStays = kParts == Parts::kOne && kAgain > 0;   // A tile's only part is still there.
 
   __device__ Stream(const CloudContext& c, uint64_t* full, uint64_t* empty)
-      : c_(c), full_(full), empty_(empty), places_{Aligned(), kPlanes * c.plane_bytes, Depths()} {
-    const int group = Group();
-    rows_ =
-        MatrixAt(places_.Rows(0, 0) + group / 2 * kPlanes * c.plane_bytes + group % 2 * 64 * c.row_bytes, c.row_bytes);
-    columns_ = MatrixAt(places_.Columns(0), c.row_bytes);
+      : c_(c),
+        full_(full),
+        empty_(empty),
+        group_(static_cast<int>(OfWarp(threadIdx.x / 128))),
+        places_{Aligned(), kPlanes * c.plane_bytes, Depths()} {
+    rows_ = places_.Rows(0, 0) + group_ / 2 * kPlanes * c.plane_bytes + group_ % 2 * 64 * c.row_bytes;
   }
   // By one thread, before all others may go on.
   __device__ static void Init(uint64_t* full, uint64_t* empty) {
@@ -79,24 +82,21 @@ class Stream {
   __device__ void Begin(int again = 0, int count = kAgain) {
     again_ = again;
     parts_ = Depths() + (kStays ? 0 : count);
-    steps_ = (c_.last_tile - c_.first_tile) * parts_;
-    limit_ += steps_;
+    first_ = limit_;
+    limit_ += (c_.last_tile - c_.first_tile) * parts_;
     // A warp for each: a thread takes hundreds of cycles to begin a copy.
-    const int warp = threadIdx.x / 32, first = limit_ - steps_;
-    if (warp < kStage && first + warp < limit_) CopyStep(32 * warp, first + warp);
-    if (kTurns && Group() == kGroups - 1) ArriveAt(kTurn, 256);
+    const int warp = threadIdx.x / 32;
+    if (warp < kStage) CopyStep(32 * warp, warp);
+    if (kTurns && group_ == kGroups - 1) ArriveAt(kTurn, 256);
   }
 
   // acc = the products of this warpgroup's rows with a tile's columns over one step's coordinates (added if not the
   // first).
   __device__ void Multiply(float (&acc)[16][4]) {
-    const int step = step_, stage = step % kStage, part = part_, group = Group();
-    const uint64_t columns = columns_ + (places_.Columns(stage) - places_.Columns(0)) / 16,
-                   rows = rows_ + (places_.Rows(stage, part) - places_.Rows(0, 0)) / 16;
-    const int products = part + 1 == Depths() ? c_.last_steps : kDepth / 16;
+    const int step = step_, stage = step % kStage, part = part_;
+    const uint32_t columns = places_.Columns(stage), rows = rows_ + places_.Rows(stage, part) - places_.Rows(0, 0);
     WaitForPhase(&full_[stage], step / kStage & 1);
-    if (kTurns) WaitAt(kTurn + group, 256);
-    switch (products) {
+    switch (part + 1 == Depths() ? c_.last_steps : kDepth / 16) {
       case 1:
         MultiplySteps<1>(rows, columns, part > 0, acc);
         break;
@@ -111,11 +111,11 @@ class Stream {
         break;
     }
     if (kTurns) {
-      // The warpgroup that has its turn first: two steps later all others have had theirs.
-      if (step - 2 >= limit_ - steps_ && step - 2 + kStage < limit_) CopyStep(0, step - 2 + kStage);
       // The next warpgroup comes in while the last products of this one are made.
       WaitForProducts<1>();
-      if (group != kGroups - 1 || step + 1 < limit_) ArriveAt(kTurn + (group + 1) % kGroups, 256);
+      if (group_ != kGroups - 1 || step + 1 < limit_) ArriveAt(kTurn + (group_ + 1) % kGroups, 256);
+      // Two steps later all have read what is there. Each warpgroup in its turn, for copies take a while to begin.
+      if (step - 2 >= first_ && step % kGroups == group_) CopyStep(128 * group_, kStage - 2);
     }
     WaitForProducts<0>();
     if (!kStays) Release();
@@ -127,26 +127,28 @@ class Stream {
   }
   // This step's columns have been read by this warpgroup.
   __device__ void Release() {
-    const int step = step_++;
-    if (++part_ == parts_) part_ = 0;
-    if (threadIdx.x % 128 == 0) Arrive(&empty_[step % kStage]);
+    if (threadIdx.x % 128 == 0) Arrive(&empty_[step_ % kStage]);
     // The last warpgroup, at once.
-    if (!kTurns && step + kStage < limit_) CopyStep(128 * (kGroups - 1), step + kStage);
+    if (!kTurns) CopyStep(128 * (kGroups - 1), kStage);
+    ++step_;
+    if (++part_ == parts_) part_ = 0;
   }
 
  private:
   __device__ static uint32_t Aligned() {
     return (SharedAddress(DynamicShared()) + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
   }
-  __device__ static int Group() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
   __device__ int Depths() const { return !kProducts ? 0 : kParts == Parts::kOne ? 1 : c_.depths; }
 
-  // Two groups of products, the last steps' apart: the next warpgroup comes in while they are made. Products of two
-  // warpgroups at once take longer than one after the other, so that is no earlier than it pays.
+  // Two groups of products, the last steps' apart: the next warpgroup comes in while they are made. Where matrices lie
+  // is known before the turn, and to the compiler as one number of a warp: products follow each other without a pause.
   template <int kSteps>
-  __device__ void MultiplySteps(uint64_t rows, uint64_t columns, bool add, float (&acc)[16][4]) {
+  __device__ void MultiplySteps(uint32_t rows, uint32_t columns, bool add, float (&acc)[16][4]) {
     constexpr int kLast = kPlanes == 1 ? 2 : 1;
-    const int plane = c_.plane_bytes / 16;
+    constexpr int kRowBytes = kParts == Parts::kOne && kSteps < 3 ? 32 * kSteps : 128;  // As CloudRowBytes.
+    constexpr int kPlane = kCloudTile * kRowBytes / 16;
+    const uint64_t a = MatrixAt(OfWarp(rows), kRowBytes), b = MatrixAt(OfWarp(columns), kRowBytes);
+    if (kTurns) WaitAt(kTurn + group_, 256);
     BeginProducts();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -154,19 +156,21 @@ class Stream {
 #pragma unroll
       for (int product = kFirstProduct<kPlanes>; product < 3; ++product) {
         const bool first = k == 0 && product == kFirstProduct<kPlanes>;
-        MultiplyGroup(rows + RowPlane(product) * plane + 2 * k, columns + ColumnPlane(product) * plane + 2 * k,
+        MultiplyGroup(a + RowPlane(product) * kPlane + 2 * k, b + ColumnPlane(product) * kPlane + 2 * k,
                       !first || (kParts != Parts::kOne && add), acc);
       }
     }
     CommitProducts();
   }
 
-  // Begins a step's copies when its stage is free. By one thread, whose warp calls it.
-  __device__ void CopyStep(int thread, int step) {
-    if (static_cast<int>(threadIdx.x) == thread) {
-      const int part = step % parts_, tile = c_.first_tile + step % steps_ / parts_;
+  // Begins the copies of the step that is so many ahead, if there is one, when its stage is free. By one thread, whose
+  // warp calls it.
+  __device__ void CopyStep(int thread, int ahead) {
+    const int step = step_ + ahead;
+    if (static_cast<int>(threadIdx.x) == thread && step < limit_) {
+      const int at = step - first_, tile = kTurns ? at : at / parts_;
       if (step >= kStage) WaitForPhase(&empty_[step % kStage], (step / kStage - 1) & 1);
-      Copy(step, part, tile);
+      Copy(step, at - tile * parts_, c_.first_tile + tile);
     }
     __syncwarp();
   }
@@ -188,10 +192,12 @@ class Stream {
   const CloudContext& c_;
   uint64_t* const full_;
   uint64_t* const empty_;
+  const int group_;
   const Places<kParts, kRowTiles> places_;
-  uint64_t rows_, columns_;                // Of the first stage.
-  int parts_ = 1, steps_ = 0, again_ = 0;  // Steps of a tile, of all tiles.
-  int step_ = 0, part_ = 0, limit_ = 0;
+  uint32_t rows_;              // Where this warpgroup's are, of the first stage.
+  int parts_ = 1, again_ = 0;  // Steps of a tile.
+  int step_ = 0, part_ = 0;    // The next, and its part.
+  int first_ = 0, limit_ = 0;  // Steps of these tiles.
 };
 
 __device__ inline void WaitForTerms() { WaitAt(kTerms + threadIdx.x / 128, 128); }
@@ -201,6 +207,9 @@ __device__ inline void WaitForTerms() { WaitAt(kTerms + threadIdx.x / 128, 128);
 template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0>
 class Stream {
  public:
+  static constexpr int kWarpgroups = kGroups;
+  static constexpr bool kOnePart = kParts == Parts::kOne, kTurns = false;
+
   __device__ Stream(const CloudContext& c, uint64_t* /*full*/, uint64_t* /*empty*/) : c_(c) {}
   __device__ static void Init(uint64_t* /*full*/, uint64_t* /*empty*/) {}
   __device__ void Begin() { step_ = 0; }
@@ -265,6 +274,45 @@ class Stream {
 __device__ inline void WaitForTerms() { __syncthreads(); }
 
 #endif
+
+// What tiles' columns add lies in shared memory, in slots of a tile each, while it is wanted. Arithmetic in float64,
+// which makes it, waits until the matrix units are idle. So warpgroups that take turns at those share it: each brings
+// one tile's in kGroups, before its turn, when it waits anyway; two turns later all have read what was there. Others
+// have two slots each.
+constexpr int SlotsOf(int groups) { return 2 * groups; }
+
+// The first tile that this thread brings something for.
+template <typename Columns>
+__device__ inline int FirstBrought(const CloudContext& c) {
+  return c.first_tile + (Columns::kTurns ? static_cast<int>(threadIdx.x) / 128 : 0);
+}
+// For each of the block's tiles, while `stream` goes through them: use(products, slot, tile). store(slot, of), before,
+// of what load(tile) has returned; `first`: of FirstBrought. kAhead: loaded a tile or more before it is stored.
+template <bool kAhead = true, typename Columns, typename Loaded, typename Load, typename Store, typename Use>
+__device__ inline void EachTile(const CloudContext& c, Columns* stream, const Loaded& first, Load load, Store store,
+                                Use use) {
+  constexpr bool kShares = Columns::kTurns;
+  constexpr int kGroups = Columns::kWarpgroups, kRing = kShares ? 4 : 2;
+  const int group = threadIdx.x / 128, ring = kShares ? 0 : kRing * group;
+  const int depths = Columns::kOnePart ? 1 : c.depths;
+  store(ring + (kShares ? group : 0), first);
+  Loaded next;
+  if (kShares) next = load(c.first_tile + kGroups + group);
+  for (int tile = c.first_tile, step = 0; tile < c.last_tile; ++tile, ++step) {
+    const int slot = ring + (step + 1) % kRing;
+    if (!kShares && kAhead) next = load(tile + 1);
+    if (kShares && step + 1 >= kGroups && (step + 1) % kGroups == group) {
+      store(slot, next);
+      next = load(tile + 1 + kGroups);
+    }
+    float acc[16][4];
+    for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
+    if (!kShares) WaitForTerms();
+    use(acc, ring + step % kRing, tile);
+    if (!kShares && !kAhead) next = load(tile + 1);
+    if (!kShares) store(slot, next);
+  }
+}
 
 // A launch of a kernel whose blocks of kGroups warpgroups stream columns of up to `dim` coordinates.
 template <typename... Parameters, typename... Arguments>

@@ -43,9 +43,10 @@ __device__ inline void StoreRows(Staging<T>* staging, T* out, int64_t stride, in
   }
 }
 
-// What a column adds to exponents; of those that only fill the last tile, what makes densities nothing.
-__device__ inline float ColumnFrame(const CloudContext& c, int j) {
-  return j < c.columns ? static_cast<float>((c.phi[j] - c.reference) * c.scale) : static_cast<float>(kVoid);
+// What a column adds to exponents, from its potential; of those that only fill the last tile, what makes densities
+// nothing.
+__device__ inline float ColumnFrame(const CloudContext& c, double phi) {
+  return phi > kVoid ? static_cast<float>((phi - c.reference) * c.scale) : static_cast<float>(kVoid);
 }
 
 #endif
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   using T = std::conditional_t<kPlanes == 1, __half, float>;
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   __shared__ CloudContext c;
-  __shared__ float terms[kGroups][2][kCloudTile];
+  __shared__ float terms[SlotsOf(kGroups)][kCloudTile];
   __shared__ Staging<T> staging[kCloudThreads / 32];
   __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, kParts, kGroups>;
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   Columns stream(c, full, empty);
   stream.Begin();
   // 1. The frame.
-  const int group = threadIdx.x / 128, column = threadIdx.x % 128, warp = threadIdx.x / 32;
+  const int column = threadIdx.x % 128, warp = threadIdx.x / 32;
   const int warp_row = c.first_row + 16 * warp, row0 = warp_row + threadIdx.x % 32 / 4;
   if (block.split == 0 && threadIdx.x < kCloudRows && c.IsRow(threadIdx.x)) {
     const int i = c.first_row + threadIdx.x;
@@ -96,13 +97,13 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   // 2. Exponents, tile by tile.
   const int64_t stride = StreamColumns(job);
   T* const out = member.At<T>(job.at.exponents) + warp_row * stride;
-  terms[group][0][column] = ColumnFrame(c, c.first_tile * kCloudTile + column);
-  for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
-    const float next = ColumnFrame(c, (tile + 1) * kCloudTile + column);
-    float acc[16][4];
-    for (int d = 0; d < (kParts == Parts::kOne ? 1 : c.depths); ++d) stream.Multiply(acc);
-    WaitForTerms();
-    const float2* mine = reinterpret_cast<const float2*>(terms[group][parity]) + threadIdx.x % 4;
+  const auto load = [&](int tile) {
+    const int j = tile * kCloudTile + column;
+    return j < c.columns ? c.phi[j] : kVoid;
+  };
+  const auto store = [&](int slot, double phi) { terms[slot][column] = ColumnFrame(c, phi); };
+  EachTile(c, &stream, load(FirstBrought<Columns>(c)), load, store, [&](float(&acc)[16][4], int slot, int tile) {
+    const float2* mine = reinterpret_cast<const float2*>(terms[slot]) + threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto pair_of = [&](int j) {
@@ -113,8 +114,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
       StoreRows(&staging[warp], out + 8 * half * stride + tile * kCloudTile, stride, c.rows - warp_row - 8 * half,
                 pair_of);
     }
-    terms[group][parity ^ 1][column] = next;
-  }
+  });
 #endif
 }
 

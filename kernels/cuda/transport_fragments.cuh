@@ -19,21 +19,23 @@ __device__ inline void Split(float x, float y, uint32_t* high, uint32_t* low) {
   *low = *reinterpret_cast<const uint32_t*>(&l);
 }
 
-// total += weight * entries * the columns' points (or steps), whose MatrixAt is `first`. `sums`: registers for this
-// alone, of all calls the same.
+// total += weight * entries * the columns' points (or steps), which lie at `columns` in shared memory. `sums`: registers
+// for this alone, of all calls the same.
 template <int kPlanes, int kColumns>
-__device__ inline void AddProducts(const CloudContext& c, const uint32_t (&high)[8][4], const uint32_t (&low)[8][4],
-                                   uint64_t first, const float (&weight)[2], float (&sums)[kColumns / 8][4],
+__device__ inline void AddProducts(const uint32_t (&high)[8][4], const uint32_t (&low)[8][4], uint32_t columns,
+                                   const float (&weight)[2], float (&sums)[kColumns / 8][4],
                                    float (&total)[kColumns / 8][4]) {
-  const int plane = c.plane_bytes / 16, step = c.row_bytes;  // 16 rows of them, in units of 16 bytes.
+  constexpr int kRowBytes = 2 * kColumns;                                 // As CloudRowBytes.
+  constexpr int kPlane = kCloudTile * kRowBytes / 16, kStep = kRowBytes;  // 16 rows of them, in units of 16 bytes.
+  const uint64_t first = MatrixAt(OfWarp(columns), kRowBytes);
   BeginProducts();
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
-    MultiplyRows<kColumns>(low[k], first + k * step, k > 0, sums);
-    if (kPlanes == 2) MultiplyRows<kColumns>(high[k], first + plane + k * step, true, sums);
+    MultiplyRows<kColumns>(low[k], first + k * kStep, k > 0, sums);
+    if (kPlanes == 2) MultiplyRows<kColumns>(high[k], first + kPlane + k * kStep, true, sums);
   }
 #pragma unroll
-  for (int k = 0; k < 8; ++k) MultiplyRows<kColumns>(high[k], first + k * step, true, sums);
+  for (int k = 0; k < 8; ++k) MultiplyRows<kColumns>(high[k], first + k * kStep, true, sums);
   CommitProducts();
   WaitForProducts<0>();
 #pragma unroll

@@ -37,30 +37,24 @@ struct Sums : PointSums<AgainOf(kParts), kColumns> {
 
   // Times 2^kDensityBits, the points' scale and `weight`.
   __device__ void Add(const CloudContext& c, const float (&level)[2], const float (&weight)[2], int first_part,
-                      float (&terms)[kGradientGroups][2][kCloudTile], Columns* stream) {
-    const int group = threadIdx.x / 128, column = threadIdx.x % 128;
-    const int depths = kParts == Parts::kOne ? 1 : c.depths;
+                      float (&terms)[SlotsOf(kGradientGroups)][kCloudTile], Columns* stream) {
+    const int column = threadIdx.x % 128;
     stream->Begin(first_part);
-    terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column));
     float sums[kColumns / 8][4];
-    for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
-      const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
-      float acc[16][4];
-      for (int d = 0; d < depths; ++d) stream->Multiply(acc);
-      WaitForTerms();
+    const auto load = [&](int tile) { return c.LoadTerm(tile * kCloudTile + column); };
+    const auto store = [&](int slot, const ColumnTerm& of) { terms[slot][column] = c.TermOf(of); };
+    EachTile(c, stream, load(c.first_tile), load, store, [&](float(&acc)[16][4], int slot, int /*tile*/) {
       uint32_t high[8][4], low[8][4];
-      EachFragment(c.factor, acc, terms[group][parity], level, [&](int k, const auto& h, const auto& l) {
+      EachFragment(c.factor, acc, terms[slot], level, [&](int k, const auto& h, const auto& l) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) high[k][e] = h[e], low[k][e] = l[e];
       });
 #pragma unroll
       for (int part = 0; part < kAgain; ++part) {
-        AddProducts<kPlanes, kColumns>(c, high, low, MatrixAt(stream->Again(), c.row_bytes), weight, sums,
-                                       this->total[part]);
+        AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, this->total[part]);
         stream->Release();
       }
-      terms[group][parity ^ 1][column] = c.TermOf(next);
-    }
+    });
   }
 };
 
@@ -76,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, kParts, kGradientGroups), kAgain = AgainOf(kParts);
   __shared__ CloudContext c;
-  __shared__ float terms[kGradientGroups][2][kCloudTile];
+  __shared__ float terms[SlotsOf(kGradientGroups)][kCloudTile];
   __shared__ alignas(8) uint64_t full[2][kStages], empty[2][kStages];
   using Rows = Sums<kPlanes, kParts, kColumns>;
   // 1. Which rows, which coordinates, which tiles.

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) DensityKernel(LaunchTable ta
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   __shared__ CloudContext c;
-  __shared__ float terms[kGroups][2][kCloudTile];
+  __shared__ float terms[SlotsOf(kGroups)][kCloudTile];
   __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, kParts, kGroups>;
   const BlockWork work = FindWork(table, blockIdx.x);
@@ -76,19 +76,15 @@ __global__ void __launch_bounds__(kCloudThreads, 1) DensityKernel(LaunchTable ta
   }
   Columns stream(c, full, empty);
   stream.Begin();
-  terms[group][0][column] = c.TermOf(c.LoadTerm(c.first_tile * kCloudTile + column));
-  for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
-    const ColumnTerm next = c.LoadTerm((tile + 1) * kCloudTile + column);
-    float acc[16][4];
-    for (int d = 0; d < c.depths; ++d) stream.Multiply(acc);
-    WaitForTerms();
+  const auto load = [&](int tile) { return c.LoadTerm(tile * kCloudTile + column); };
+  const auto store = [&](int slot, const ColumnTerm& of) { terms[slot][column] = c.TermOf(of); };
+  EachTile(c, &stream, load(c.first_tile), load, store, [&](float(&acc)[16][4], int slot, int tile) {
     uint4* fragments = FragmentsAt(member, kGroups * block + group, TilesOf(job, side), tile);
-    EachFragment(c.factor, acc, terms[group][parity], level, [&](int k, const auto& high, const auto& low) {
+    EachFragment(c.factor, acc, terms[slot], level, [&](int k, const auto& high, const auto& low) {
       fragments[2 * k * kThreadsOfGroup] = make_uint4(high[0], high[1], high[2], high[3]);
       fragments[(2 * k + 1) * kThreadsOfGroup] = make_uint4(low[0], low[1], low[2], low[3]);
     });
-    terms[group][parity ^ 1][column] = c.TermOf(next);
-  }
+  });
 #endif
 }
 
@@ -132,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 1) WideGradientKernel(LaunchTable ta
 #pragma unroll
     for (int part = 0; part < kWideParts; ++part) {
       if (part >= parts) break;
-      AddProducts<kPlanes, kDepth>(c, high, low, MatrixAt(stream.Again(), c.row_bytes), whole, sums, rows.total[part]);
+      AddProducts<kPlanes, kDepth>(high, low, stream.Again(), whole, sums, rows.total[part]);
       stream.Release();
     }
   }

@@ -13,9 +13,9 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// Of a tile's columns, for each warpgroup: their terms, then a number for each direction. Two tiles in turn.
+// Of tiles' columns: their terms, then a number for each direction.
 template <int kTogether>
-using ColumnNumbers = float[kGroups][2][1 + kTogether][kCloudTile];
+using ColumnNumbers = float[SlotsOf(kGroups)][1 + kTogether][kCloudTile];
 
 // One column's, on the way.
 template <int kTogether>
@@ -67,30 +67,21 @@ __device__ inline void AddTile(const float (&acc)[16][4], float factor,
 }
 
 // A thread's two rows over all tiles of the block.
-template <Parts kParts, int kTogether, typename Columns>
+template <int kTogether, typename Columns>
 __device__ void MultiplyTiles(const CloudContext& c, const double* const (&sources)[kTogether], const float (&level)[2],
                               ColumnNumbers<kTogether>& numbers, Columns* stream, float (&sum)[kTogether][2]) {
-  const int group = threadIdx.x / 128, column = threadIdx.x % 128;
-  const int depths = kParts == Parts::kOne ? 1 : c.depths;
+  const int column = threadIdx.x % 128;
   const auto load = [&](int tile) { return LoadColumn(c, sources, tile * kCloudTile + column); };
-  const auto store = [&](int parity, const Column<kTogether>& of) {
-    numbers[group][parity][0][column] = c.TermOf(of.term);
+  const auto store = [&](int slot, const Column<kTogether>& of) {
+    numbers[slot][0][column] = c.TermOf(of.term);
 #pragma unroll
-    for (int q = 0; q < kTogether; ++q) numbers[group][parity][1 + q][column] = of.source[q];
+    for (int q = 0; q < kTogether; ++q) numbers[slot][1 + q][column] = of.source[q];
   };
-  // The next tile's are loaded now and used when it has come, where registers allow.
-  constexpr bool kAhead = kTogether == 1 || kParts == Parts::kOne;
-  store(0, load(c.first_tile));
-  for (int tile = c.first_tile, parity = 0; tile < c.last_tile; ++tile, parity ^= 1) {
-    Column<kTogether> next;
-    if (kAhead) next = load(tile + 1);
-    float acc[16][4];
-    for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
-    WaitForTerms();
-    AddTile<kTogether>(acc, c.factor, numbers[group][parity], level, sum);
-    if (!kAhead) next = load(tile + 1);
-    store(parity ^ 1, next);
-  }
+  constexpr bool kAhead = kTogether == 1 || Columns::kOnePart;  // Where registers allow.
+  EachTile<kAhead>(c, stream, load(FirstBrought<Columns>(c)), load, store,
+                   [&](float(&acc)[16][4], int slot, int /*tile*/) {
+                     AddTile<kTogether>(acc, c.factor, numbers[slot], level, sum);
+                   });
 }
 
 // What takes a row's densities to a sum of 1, and its sum to that of the plan.
@@ -147,7 +138,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudSweepKernel(LaunchTable
   Columns stream(c, full, empty);
   stream.Begin();
   float sum[kTogether][2] = {};
-  MultiplyTiles<kParts, kTogether>(c, sources, level, numbers, &stream, sum);
+  MultiplyTiles<kTogether>(c, sources, level, numbers, &stream, sum);
 
   // 4. What becomes of the rows.
 #pragma unroll

@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable tab
     const float scale = exp2f(kDensityBits), scale_of_bent = static_cast<float>(bent_scale * exp2f(kDensityBits));
     bends.ForEachTile([&](const float(&p)[16][4], const float(&w)[16][4], const float(&)[3][kCloudTile],
                           uint32_t points, uint32_t steps) {
-      AddMatrix<kPlanes, kColumns>(c, w, scale_of_bent, points, bent_weight, total);
-      AddMatrix<kPlanes, kColumns>(c, p, scale, steps, weight, total);
+      AddMatrix<kPlanes, kColumns>(w, scale_of_bent, points, bent_weight, total);
+      AddMatrix<kPlanes, kColumns>(p, scale, steps, weight, total);
     });
   }
   const int row0 = work.block * kMatrixRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;

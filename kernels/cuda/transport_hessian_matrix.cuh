@@ -121,13 +121,13 @@ class Bends {
   }
 
   __device__ void Multiply(uint32_t rows, uint32_t columns, bool add, float (&acc)[16][4]) const {
-    const uint64_t a = MatrixAt(rows, c_.row_bytes), b = MatrixAt(columns, c_.row_bytes);
-    const int plane = c_.plane_bytes / 16;
+    constexpr int kRowBytes = 2 * kColumns, kPlane = kCloudTile * kRowBytes / 16;  // As CloudRowBytes.
+    const uint64_t a = MatrixAt(OfWarp(rows), kRowBytes), b = MatrixAt(OfWarp(columns), kRowBytes);
 #pragma unroll
     for (int k = 0; k < kColumns / 16; ++k) {
 #pragma unroll
       for (int product = kFirstProduct<kPlanes>; product < 3; ++product) {
-        MultiplyGroup(a + RowPlane(product) * plane + 2 * k, b + ColumnPlane(product) * plane + 2 * k,
+        MultiplyGroup(a + RowPlane(product) * kPlane + 2 * k, b + ColumnPlane(product) * kPlane + 2 * k,
                       add || k > 0 || product > kFirstProduct<kPlanes>, acc);
       }
     }
@@ -162,9 +162,8 @@ class Bends {
 
 // total += weight * (entries * 2^kDensityBits * scale as halves) * the tile's columns.
 template <int kPlanes, int kColumns>
-__device__ inline void AddMatrix(const CloudContext& c, const float (&entries)[16][4], float scale, uint32_t columns,
-                                 const float (&weight)[2], float (&total)[kColumns / 8][4]) {
-  const uint64_t first = MatrixAt(columns, c.row_bytes);
+__device__ inline void AddMatrix(const float (&entries)[16][4], float scale, uint32_t columns, const float (&weight)[2],
+                                 float (&total)[kColumns / 8][4]) {
   uint32_t high[8][4], low[8][4];
   float sums[kColumns / 8][4];
 #pragma unroll
@@ -175,7 +174,7 @@ __device__ inline void AddMatrix(const CloudContext& c, const float (&entries)[1
             &low[j / 2][j % 2 * 2 + row]);
     }
   }
-  AddProducts<kPlanes, kColumns>(c, high, low, first, weight, sums, total);
+  AddProducts<kPlanes, kColumns>(high, low, columns, weight, sums, total);
 }
 
 #endif

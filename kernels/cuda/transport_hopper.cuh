@@ -105,6 +105,9 @@ __device__ inline void WaitAt(int name, int threads) {
 
 // ---- Products of a warpgroup --------------------------------------------------------------------------------------
 
+// A number that a warp's threads share, in a register that its threads share: descriptors of matrices are wanted there.
+__device__ inline uint32_t OfWarp(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
+
 // Where a matrix of halves lies in shared memory: rows of `row_bytes` (32, 64 or 128), 16-byte chunks exchanged within
 // row_bytes * 8 as SwizzledAt says.
 __device__ inline uint64_t MatrixAt(uint32_t address, int row_bytes) {
