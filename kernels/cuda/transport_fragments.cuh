@@ -19,8 +19,8 @@ __device__ inline void Split(float x, float y, uint32_t* high, uint32_t* low) {
   *low = *reinterpret_cast<const uint32_t*>(&l);
 }
 
-// total += weight * entries * the columns' points (or steps), which lie at `columns` in shared memory. `sums`: registers
-// for this alone, of all calls the same.
+// total += weight * entries * the columns' points (or steps), at `columns` in shared memory. `sums`: registers for this
+// alone, of all calls the same.
 template <int kPlanes, int kColumns>
 __device__ inline void AddProducts(const uint32_t (&high)[8][4], const uint32_t (&low)[8][4], uint32_t columns,
                                    const float (&weight)[2], float (&sums)[kColumns / 8][4],
