@@ -277,8 +277,9 @@ __device__ inline void WaitForTerms() { __syncthreads(); }
 
 // What tiles' columns add lies in shared memory, in slots of a tile each, while it is wanted. Arithmetic in float64,
 // which makes it, waits until the matrix units are idle. So warpgroups that take turns at those share it: each brings
-// one tile's in kGroups, before its turn, when it waits anyway; two turns later all have read what was there. Others
-// have two slots each.
+// one tile's in kGroups, before its turn, when it waits anyway; two turns later all have read what was there, so that
+// kTurnSlots are enough. Others have two slots each.
+constexpr int kTurnSlots = 4;
 constexpr int SlotsOf(int groups) { return 2 * groups; }
 
 // The first tile that this thread brings something for.
@@ -291,26 +292,34 @@ __device__ inline int FirstBrought(const CloudContext& c) {
 template <bool kAhead = true, typename Columns, typename Loaded, typename Load, typename Store, typename Use>
 __device__ inline void EachTile(const CloudContext& c, Columns* stream, const Loaded& first, Load load, Store store,
                                 Use use) {
-  constexpr bool kShares = Columns::kTurns;
-  constexpr int kGroups = Columns::kWarpgroups, kRing = kShares ? 4 : 2;
-  const int group = threadIdx.x / 128, ring = kShares ? 0 : kRing * group;
-  const int depths = Columns::kOnePart ? 1 : c.depths;
-  store(ring + (kShares ? group : 0), first);
-  Loaded next;
-  if (kShares) next = load(c.first_tile + kGroups + group);
-  for (int tile = c.first_tile, step = 0; tile < c.last_tile; ++tile, ++step) {
-    const int slot = ring + (step + 1) % kRing;
-    if (!kShares && kAhead) next = load(tile + 1);
-    if (kShares && step + 1 >= kGroups && (step + 1) % kGroups == group) {
-      store(slot, next);
-      next = load(tile + 1 + kGroups);
+  constexpr int kGroups = Columns::kWarpgroups;
+  const int group = threadIdx.x / 128, depths = Columns::kOnePart ? 1 : c.depths;
+  if constexpr (Columns::kTurns) {
+    store(group, first);
+    Loaded next = load(c.first_tile + kGroups + group);
+    for (int tile = c.first_tile, step = 0; tile < c.last_tile; ++tile, ++step) {
+      if (step + 1 >= kGroups && (step + 1) % kGroups == group) {
+        store((step + 1) % kTurnSlots, next);
+        next = load(tile + 1 + kGroups);
+      }
+      float acc[16][4];
+      stream->Multiply(acc);
+      use(acc, step % kTurnSlots, tile);
     }
-    float acc[16][4];
-    for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
-    if (!kShares) WaitForTerms();
-    use(acc, ring + step % kRing, tile);
-    if (!kShares && !kAhead) next = load(tile + 1);
-    if (!kShares) store(slot, next);
+  } else {
+    const int ring = 2 * group;
+    store(ring, first);
+    Loaded next;
+    for (int tile = c.first_tile, step = 0; tile < c.last_tile; ++tile, ++step) {
+      const int slot = ring + (step + 1) % 2;
+      if (kAhead) next = load(tile + 1);
+      float acc[16][4];
+      for (int depth = 0; depth < depths; ++depth) stream->Multiply(acc);
+      WaitForTerms();
+      use(acc, ring + step % 2, tile);
+      if (!kAhead) next = load(tile + 1);
+      store(slot, next);
+    }
   }
 }
 
