@@ -10,23 +10,29 @@
 namespace sinkhorn {
 namespace cuda {
 
-// No blocks: no launch. `smem_bytes`, with what the kernel has of its own, may be above 48 KiB.
+// Before a launch with `smem_bytes` of dynamic shared memory, which may be above 48 KiB with what the kernel has of its
+// own.
+template <typename... Parameters>
+inline void AllowShared(void (*kernel)(Parameters...), size_t smem_bytes) {
+  if (smem_bytes <= 16 * 1024) return;
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+}
+
+// No blocks: no launch.
 template <typename... Parameters, typename... Arguments>
 inline void LaunchKernel(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
                          cudaStream_t stream, const Arguments&... arguments) {
   if (blocks == 0) return;
-  if (smem_bytes > 16 * 1024) {
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
-  }
+  AllowShared(kernel, smem_bytes);
   kernel<<<static_cast<unsigned>(blocks), threads, smem_bytes, stream>>>(arguments...);
 }
 
-// A launch with attributes, of a kernel that may take more than 48 KiB.
+// A launch with attributes.
 class AttributedLaunch {
  public:
   template <typename... Parameters>
   AttributedLaunch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes, cudaStream_t stream) {
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+    AllowShared(kernel, smem_bytes);
     config_.gridDim = dim3(static_cast<unsigned>(blocks));
     config_.blockDim = dim3(static_cast<unsigned>(threads));
     config_.dynamicSmemBytes = smem_bytes;

@@ -185,16 +185,15 @@ struct Ready {
   bool warp_each = true;  // A block for each warp's worth of members.
 };
 
-// `overlaps`: see LaunchPlain.
-cudaError_t LaunchReady(const Ready& ready, bool overlaps, cudaStream_t stream) {
+// `early`: see LaunchPlain.
+cudaError_t LaunchReady(const Ready& ready, bool early, cudaStream_t stream) {
   const Key& key = ready.key;
   const LaunchOf& launch = ready.launch;
   const int blocks = static_cast<int>(ready.blocks);
   const int64_t shared_bytes = ready.shared_bytes;
   switch (key.kernel) {
     case Kernel::kPlain:
-      return LaunchPlain(key.size, key.plain, launch, blocks, ready.warp_each ? 32 : 128, shared_bytes, overlaps,
-                         stream);
+      return LaunchPlain(key.size, key.plain, launch, blocks, ready.warp_each ? 32 : 128, shared_bytes, early, stream);
     case Kernel::kTiles:
       return LaunchTiles(key.size, key.plain.work == Work::kUnrolled, launch, blocks, shared_bytes, stream);
     case Kernel::kHeld:
@@ -264,11 +263,25 @@ void AddLaunches(const Key& key, const std::vector<NormalizationResident*>& resi
   if (!backward.empty()) second->push_back(after);
 }
 
-absl::Status LaunchAll(const std::vector<Ready>& launches, LaunchContext* context) {
-  bool plain = false;  // The launch before is one of kPlain's.
-  for (const Ready& ready : launches) {
+// Whether a launch of kPlain may begin while the one before in the stream, which it waits for, is at work. One of few
+// blocks would be spread unevenly then, over what that one leaves: backward, that costs more. `alone`: in its slice.
+bool MayBeginEarly(const Ready& ready, bool alone, int64_t multiprocessors) {
+  const int64_t fitting = multiprocessors * PlainBlocks(ready.key.size, ready.key.plain, ready.shared_bytes);
+  return ready.key.plain.work == Work::kForward ||
+         (alone && (ready.blocks <= multiprocessors || 4 * ready.blocks >= 3 * fitting));
+}
+
+// Launches that share nothing.
+absl::Status LaunchAll(std::vector<Ready>* launches, LaunchContext* context) {
+  const int64_t multiprocessors = context->device().sm_count;
+  bool plain = false;  // The launch before is one of kPlain's of these.
+  for (Ready& ready : *launches) {
     const bool mine = ready.key.kernel == Kernel::kPlain && context->device().compute_major >= 9;
-    const cudaError_t error = LaunchReady(ready, plain && mine, context->stream());
+    const bool alone = launches->size() == 1, forward = ready.key.plain.work == Work::kForward;
+    ready.launch.independent = plain && mine;
+    ready.launch.lets_next_begin = !alone || (forward && ready.blocks > multiprocessors);
+    const bool early = mine && (ready.launch.independent || MayBeginEarly(ready, alone, multiprocessors));
+    const cudaError_t error = LaunchReady(ready, early, context->stream());
     if (error != cudaSuccess) {
       return absl::InternalError(
           absl::StrCat("normalization: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
@@ -324,8 +337,8 @@ class NormalizationFamily final : public Family {
     for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
       AddLaunches(group->first, group->second, context, &first, &second);
     }
-    if (absl::Status status = LaunchAll(first, context); !status.ok()) return status;
-    return LaunchAll(second, context);
+    if (absl::Status status = LaunchAll(&first, context); !status.ok()) return status;
+    return LaunchAll(&second, context);
   }
   void Collect(absl::Span<Resident* const> residents) const override {
     for (Resident* resident : residents) static_cast<NormalizationResident*>(resident)->Collect();

@@ -106,11 +106,11 @@ int GeneralThreads(const Task& task) {
 }
 
 // ---- Blocks and workspace -------------------------------------------------------------------------------------------
-// Blocks for `warps` warps' worth of members: four of them a block or, where the device runs far fewer blocks at a
-// time, as many as it does.
-int32_t BlocksFor(int64_t warps, int64_t at_a_time) {
+// Blocks for `warps` warps' worth of members: four of them a block or, where those are more than `most` times what the
+// device runs at a time, `times` as many as it does.
+int32_t BlocksFor(int64_t warps, int64_t at_a_time, int64_t most = 2, int64_t times = 1) {
   const int64_t blocks = (warps + kBlockWarps - 1) / kBlockWarps;
-  return static_cast<int32_t>(blocks <= 2 * at_a_time ? blocks : at_a_time);
+  return static_cast<int32_t>(blocks <= most * at_a_time ? blocks : times * at_a_time);
 }
 
 // Where the device cannot hold it, kernel becomes another.
@@ -164,7 +164,15 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
     at_a_time = shape->first_slot_bytes > 0 ? std::min(at_a_time, fitting) : fitting;
   }
   // A warp each while there is a multiprocessor for each.
-  shape->blocks = warps <= multiprocessors ? static_cast<int32_t>(warps) : BlocksFor(warps, at_a_time);
+  if (warps <= multiprocessors) {
+    shape->blocks = static_cast<int32_t>(warps);
+  } else if (!plain) {
+    shape->blocks = BlocksFor(warps, at_a_time);
+  } else {  // Warps that begin together do not end together: others come in where some have ended.
+    shape->blocks = task.unrolled   ? BlocksFor(warps, at_a_time, 4, 2)
+                    : task.implicit ? BlocksFor(warps, at_a_time, 4)
+                                    : BlocksFor(warps, at_a_time, 8, 4);
+  }
   if (shape->first_slot_bytes > 0) shape->blocks = static_cast<int32_t>(std::min<int64_t>(shape->blocks, at_a_time));
   if (plain || !task.implicit) return;
   shape->plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));

@@ -60,10 +60,10 @@ struct PlainKind {
   bool is_short;
   bool padded;  // Sides may be smaller than the tile's.
 };
-// `threads`: of a block, 32 or 128. `history_bytes`: for 128, the largest of all tasks. `overlaps`: the launch before
-// in the stream is one of these, too, and need not have ended (Hopper).
+// `threads`: of a block, 32 or 128. `history_bytes`: for 128, the largest of all tasks. `early`: the device can begin
+// with it before the launch before in the stream has ended (Hopper).
 cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch, int blocks, int threads,
-                        int64_t history_bytes, bool overlaps, cudaStream_t stream);
+                        int64_t history_bytes, bool early, cudaStream_t stream);
 // Blocks of 128 threads that a multiprocessor runs at a time. `history_bytes`: of shared memory.
 int PlainBlocks(int size, const PlainKind& kind, int64_t history_bytes);
 // Bytes that a block needs for the scaling vectors of all iterations.

@@ -59,12 +59,12 @@ auto WithTraits(int size, const PlainKind& kind, bool one, Body body) {
 }  // namespace
 
 cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch, int blocks, int threads,
-                        int64_t history_bytes, bool overlaps, cudaStream_t stream) {
+                        int64_t history_bytes, bool early, cudaStream_t stream) {
   const bool one = TakesOne(kind, launch) && KernelOf(size, kind, true) != nullptr;
   const int64_t buffers = WithTraits(size, kind, one, [](auto traits) -> int64_t { return traits.kBufferBytes; });
   const int64_t bytes = (buffers + (kind.work == Work::kUnrolled ? history_bytes : 0)) * threads / kThreads;
   if (blocks == 0) return cudaSuccess;
-  if (!overlaps || one) {
+  if (!early) {
     LaunchKernel(KernelOf(size, kind, one), blocks, threads, bytes, stream, launch);
     return cudaGetLastError();
   }

@@ -314,8 +314,8 @@ __device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& pl
 }
 
 // ---- Launches that overlap ------------------------------------------------------------------------------------------
-// Those of a slice share nothing. One that is not of kOne may start while the last blocks of that before are at work;
-// it ends after it, so that whatever comes behind finds all of them done.
+// A launch may start while the last blocks of that before are at work. What it shares nothing with it does not wait for
+// until it ends, so that whatever comes behind finds all of them done; else it waits before it touches memory.
 __device__ inline void LetDependentsStart() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -325,6 +325,11 @@ __device__ inline void AwaitLaunchBefore() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+// Before the first access to what other launches may have written, or may read.
+__device__ inline void AwaitMemory(const LaunchOf& launch) {
+  if (!launch.independent) AwaitLaunchBefore();
+  if (launch.lets_next_begin) LetDependentsStart();  // Not before what this one waits for has ended.
 }
 
 // ---- The kernel -----------------------------------------------------------------------------------------------------
@@ -341,7 +346,7 @@ __device__ inline const Task& TaskFrom(const LaunchOf& launch, const Task& copy)
 template <class Shape, Work kWork, bool kShort, bool kOne>
 __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kOne>::kBlocks)
     PlainKernel(const __grid_constant__ LaunchOf launch) {
-  if constexpr (!kOne) LetDependentsStart();
+  if constexpr (kWork == Work::kUnrolled) AwaitMemory(launch);
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kPadded = !kOne, kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   using Traits = PlainTraits<Shape, kWork, kShort, kOne>;
@@ -371,10 +376,11 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   __shared__ LaneTally tallies[Traits::kSharedTally ? kThreads : 1];
   LaneTally& tally = Traits::kSharedTally ? tallies[threadIdx.x] : own_tally;
   tally = LaneTally();
-  const auto fetch = [&](const Tensor& tensor, int64_t first, float* to) {
+  const auto fetch_after = [&](auto before, const Tensor& tensor, int64_t first, float* to) {
     const int64_t left = task.last - first;
-    if (left > 0) Way::Fetch(lane, tensor, n, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), to);
+    if (left > 0) Way::Fetch(lane, tensor, n, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), to, before);
   };
+  const auto fetch = [&](const Tensor& tensor, int64_t first, float* to) { fetch_after([] {}, tensor, first, to); };
 
   if constexpr (kUnrolled) {
     float ones[kOwn];  // The scalings before the first iteration.
@@ -388,7 +394,17 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     const int64_t member = first + place.member;
     // 1. K.
     float K[R][C];
-    if (!Traits::kFetches || is_first) fetch(task.logits, first, logits_buffer);
+    if (!Traits::kFetches || is_first) {
+      if constexpr (kUnrolled) {
+        fetch(task.logits, first, logits_buffer);
+      } else {
+        fetch_after(
+            [&] {
+              if (is_first) AwaitMemory(launch);
+            },
+            task.logits, first, logits_buffer);
+      }
+    }
     is_first = false;
     Way::Arrived(lane, task.logits, n, first, count, logits_buffer);
     Way::Read(place, transposed, lane, n, first, count, logits_buffer, K);
@@ -501,8 +517,9 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       __syncwarp();  // The buffer is free.
     }
   });
+  LetDependentsStart();
   StoreTally(task, block, tally);
-  if constexpr (!kOne) AwaitLaunchBefore();
+  AwaitLaunchBefore();
 }
 
 // Null: there is none.

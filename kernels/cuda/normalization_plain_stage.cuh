@@ -53,14 +53,19 @@ struct PlainStage {
   // Whether a matrix is a whole tile, whose vectors of 16 bytes may be moved.
   __device__ static bool Whole(int n) { return !kPadded || (kWide && n == Shape::kSize); }
 
-  // float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there.
-  __device__ static void Fetch(int lane, const Tensor& tensor, int n, int64_t first, int count, float* buffer) {
+  // float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there. `before()` is called
+  // when all that remains to be done is to copy.
+  template <class Before>
+  __device__ static void Fetch(int lane, const Tensor& tensor, int n, int64_t first, int count, float* buffer,
+                               Before before) {
+    if constexpr (kPacked || kShort || kWide) before();
     if constexpr (kPacked) return Packed(lane, n, first, count).Fetch(tensor, buffer);
     if constexpr (kShort) return;
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
     if (Whole(n)) {
       const float4* const from = Held(static_cast<const float4*>(tensor.data) + first * (kArea / 4) + lane);
       const int limit = count * (kArea / 4) - lane, own = FirstVector(lane);
+      if constexpr (!kWide) before();
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (32 * k < limit) {

@@ -82,6 +82,8 @@ struct LaunchOf {
   const Task* tasks;
   const BlockOf* blocks;
   Task only;
+  bool independent;      // Shares nothing with the launch before in the stream, and need not wait for it.
+  bool lets_next_begin;  // At once, not when blocks are about to end.
 };
 
 #ifdef __CUDACC__
