@@ -26,9 +26,10 @@ __device__ inline void MultiplyHalves(const uint32_t (&a)[4], uint32_t b0, uint3
 }
 
 // 16 bytes, both addresses 16-byte aligned.
-__device__ inline void CopyAsync16(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(shared)), "l"(global));
+__device__ inline void CopyAsync16(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
+__device__ inline void CopyAsync16(void* shared, const void* global) { CopyAsync16(SharedAddress(shared), global); }
 __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;"); }
 // Waits until at most `kGroups` groups of this thread are under way.
 template <int kGroups>

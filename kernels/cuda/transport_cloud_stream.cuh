@@ -52,12 +52,13 @@ constexpr int kTerms = 5;  // and a warpgroup's terms.
 
 // The copies and products of a block of kGroups warpgroups. kAgain: the columns of so many
 // parts of the coordinates are wanted once more after a tile's products; or, without kProducts, they alone (kFew).
-template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0, bool kProducts = true>
+template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0, bool kProducts = true,
+          int kStage = StagesOf(kPlanes, kParts, kGroups)>
 class Stream {
  public:
   static constexpr int kWarpgroups = kGroups;
   static constexpr bool kOnePart = kParts == Parts::kOne;
-  static constexpr int kStage = StagesOf(kPlanes, kParts, kGroups), kRowTiles = kGroups / 2;
+  static constexpr int kRowTiles = kGroups / 2;
   static constexpr bool kTurns = kParts == Parts::kOne && kAgain == 0;  // At the matrix units.
   static constexpr bool kStays = kParts == Parts::kOne && kAgain > 0;   // A tile's only part is still there.
 
@@ -125,6 +126,8 @@ class Stream {
     if (!kStays) WaitForPhase(&full_[step_ % kStage], step_ / kStage & 1);
     return places_.Columns(step_ % kStage);
   }
+  // Behind the stages, in dynamic shared memory.
+  __device__ char* End() const { return DynamicShared() + (places_.Columns(kStage) - SharedAddress(DynamicShared())); }
   // This step's columns have been read by this warpgroup.
   __device__ void Release() {
     if (threadIdx.x % 128 == 0) Arrive(&empty_[step_ % kStage]);

@@ -46,7 +46,7 @@ __device__ inline void StoreRows(Staging<T>* staging, T* out, int64_t stride, in
 // What a column adds to exponents, from its potential; of those that only fill the last tile, what makes densities
 // nothing.
 __device__ inline float ColumnFrame(const CloudContext& c, double phi) {
-  return phi > kVoid ? static_cast<float>((phi - c.reference) * c.scale) : static_cast<float>(kVoid);
+  return static_cast<float>(phi <= kVoid ? kVoid : (phi - c.reference) * c.scale);
 }
 
 #endif

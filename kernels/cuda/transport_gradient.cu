@@ -6,8 +6,6 @@
 // points, part by part. Products of a tile are added up in the matrix units, those of all tiles in float32, in the end
 // those of the cluster. Where there are more parts, exponents are made anew for each kAgain of them;
 // transport_gradient_wide.cu does without.
-#include <algorithm>
-
 #include "kernels/cuda/transport_cloud_stream.cuh"
 #include "kernels/cuda/transport_gradient.cuh"
 #include "kernels/cuda/transport_launch.h"
@@ -23,11 +21,12 @@ __host__ __device__ constexpr int AgainOf(Parts parts) {
 __host__ __device__ inline int PartGroups(const Job& job) {
   return static_cast<int>(CeilDiv(CloudDepths(job.dim), AgainOf(PartsOf(PlanesOf(job), job.dim))));
 }
-__host__ __device__ inline int64_t RowBlocksOf(const Job& job, int side) {
-  return CeilDiv(job.size[side], kGradientRows);
-}
 
 #if SINKHORN_HOPPER
+
+// Tiles whose columns' terms a block has at once. Float64, in which they are made, waits until the matrix units are
+// idle: of one part, where registers have room for a loop inside the tiles', many are made at a time.
+constexpr int TermTiles(Parts parts) { return parts == Parts::kOne ? 32 : 2 * kGradientGroups; }
 
 // A thread's part of a pass: the rows' sums of the other cloud's points over this block's tiles.
 template <int kPlanes, Parts kParts, int kColumns>
@@ -37,13 +36,13 @@ struct Sums : PointSums<AgainOf(kParts), kColumns> {
 
   // Times 2^kDensityBits, the points' scale and `weight`.
   __device__ void Add(const CloudContext& c, const float (&level)[2], const float (&weight)[2], int first_part,
-                      float (&terms)[SlotsOf(kGradientGroups)][kCloudTile], Columns* stream) {
+                      float (&terms)[TermTiles(kParts)][kCloudTile], Columns* stream) {
     const int column = threadIdx.x % 128;
     stream->Begin(first_part);
     float sums[kColumns / 8][4];
     const auto load = [&](int tile) { return c.LoadTerm(tile * kCloudTile + column); };
     const auto store = [&](int slot, const ColumnTerm& of) { terms[slot][column] = c.TermOf(of); };
-    EachTile(c, stream, load(c.first_tile), load, store, [&](float(&acc)[16][4], int slot, int /*tile*/) {
+    const auto use = [&](float(&acc)[16][4], int slot, int /*tile*/) {
       uint32_t high[8][4], low[8][4];
       EachFragment(c.factor, acc, terms[slot], level, [&](int k, const auto& h, const auto& l) {
 #pragma unroll
@@ -54,35 +53,44 @@ struct Sums : PointSums<AgainOf(kParts), kColumns> {
         AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, this->total[part]);
         stream->Release();
       }
-    });
+    };
+    if constexpr (kParts == Parts::kOne) {
+      constexpr int kSlots = TermTiles(kParts);
+      for (int tile = c.first_tile, slot = 0; tile < c.last_tile; ++tile, slot = (slot + 1) % kSlots) {
+        if (slot == 0) {
+          const int count = min(kSlots, c.last_tile - tile);
+          __syncthreads();  // What is there has been read.
+#pragma unroll 4
+          for (int k = threadIdx.x / 128; k < count; k += kGradientGroups) store(k, load(tile + k));
+          __syncthreads();
+        }
+        float acc[16][4];
+        stream->Multiply(acc);
+        use(acc, slot, tile);
+      }
+    } else {
+      EachTile(c, stream, load(c.first_tile), load, store, use);
+    }
   }
 };
 
 #endif
 
-__host__ __device__ inline int64_t BlocksOf(const Job& job, int side, int ranks) {
-  return job.count * RowBlocksOf(job, side) * PartGroups(job) * ranks;
-}
-
-// kColumns: coordinates of a part. Of both sides, blocks of the first come first.
+// kColumns: coordinates of a part.
 template <int kPlanes, Parts kParts, int kColumns>
 __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, Sides sides, int ranks) {
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, kParts, kGradientGroups), kAgain = AgainOf(kParts);
   __shared__ CloudContext c;
-  __shared__ float terms[SlotsOf(kGradientGroups)][kCloudTile];
+  __shared__ float terms[TermTiles(kParts)][kCloudTile];
   __shared__ alignas(8) uint64_t full[2][kStages], empty[2][kStages];
   using Rows = Sums<kPlanes, kParts, kColumns>;
   // 1. Which rows, which coordinates, which tiles.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int64_t of_first = sides == Sides::kBoth ? BlocksOf(job, 0, ranks) : 0;
-  const int side = sides == Sides::kFirst || (sides == Sides::kBoth && work.block < of_first) ? 0 : 1;
-  const int groups = PartGroups(job), rank = static_cast<int>(work.block % ranks);
-  const int64_t blocks = RowBlocksOf(job, side) * groups, index = (work.block - (side == 0 ? 0 : of_first)) / ranks;
-  const Member member{job, index / blocks};
-  const int first_part = static_cast<int>(index % blocks % groups) * kAgain;
-  const int block = static_cast<int>(index % blocks / groups);
+  const GradientPlace place = PlaceOf(job, work.block, sides, ranks, PartGroups(job));
+  const Member member{job, place.member};
+  const int side = place.side, rank = place.rank, block = place.block, first_part = place.group * kAgain;
   if (member.state(0)->mode != kFloat || !IsSolved(member)) return;
   const PointOutputs outputs(member, side);
   const int row0 = block * kGradientRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -109,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
       const double ratio = i < c.rows ? member.ratio(engine, pass_side)[i] : 0;
       const double own = i < c.rows ? member.mass(MeasureOf(engine, pass_side))[i] * ratio : 0;
       t == 0 ? mass[0][row] = own : mass[1][row] = own;
-      level[row] = DensityLevel(c, i, ratio);
+      level[row] = DensityLevel(c, c.own_phi[min(i, c.rows - 1)] + c.reference, ratio);
       weight[row] = t == 0 ? 1 : static_cast<float>(-own);
     }
     if (t == 1) rows.Scale(static_cast<float>(mass[0][0]), static_cast<float>(mass[0][1]));
@@ -143,23 +151,13 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 }  // namespace
 
 GradientLaunch GradientLaunchOf(const Job& job, int side) {
-  if (HasWideGradient(job) || !MakesMeans(job, side)) return {Sides::kNone, 1};
-  const int64_t row_blocks[2] = {RowBlocksOf(job, 0), RowBlocksOf(job, 1)};
-  const bool together =
-      MakesMeans(job, 1 - side) && row_blocks[0] <= 2 * row_blocks[1] && row_blocks[1] <= 2 * row_blocks[0];
-  if (together && side == 1) return {Sides::kNone, 1};
-  // What a block has to do beside its tiles takes as long as so many of them.
+  if (HasWideGradient(job)) return {Sides::kNone, 1};
   const Parts parts = PartsOf(PlanesOf(job), job.dim);
-  const int64_t beside = parts == Parts::kOne ? 12 : parts == Parts::kFew ? 4 : 2;
-  const int64_t blocks = row_blocks[side] + (together ? row_blocks[1 - side] : 0);
-  const int longer = together ? std::max(job.size[0], job.size[1]) : job.size[1 - side];
-  const int ranks = RanksOf(blocks * PartGroups(job), CeilDiv(longer, kCloudTile), beside);
-  return {together ? Sides::kBoth : side == 0 ? Sides::kFirst : Sides::kSecond, ranks};
+  return LaunchOfGroups(job, side, PartGroups(job), parts == Parts::kOne ? 12 : parts == Parts::kFew ? 4 : 2);
 }
 
 int64_t GradientBlocks(const Job& job, const GradientLaunch& launch) {
-  return (launch.sides == Sides::kSecond ? 0 : BlocksOf(job, 0, launch.ranks)) +
-         (launch.sides == Sides::kFirst ? 0 : BlocksOf(job, 1, launch.ranks));
+  return BlocksOfGroups(job, launch, PartGroups(job));
 }
 
 void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, const GradientLaunch& of,

@@ -3,16 +3,23 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_GRADIENT_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_GRADIENT_CUH_
 
+#include <algorithm>
+
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cloud.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
 #include "kernels/cuda/transport_fragments.cuh"
+#include "kernels/cuda/transport_launch.h"
 
 namespace sinkhorn {
 namespace cuda {
 
 constexpr int kGradientRows = 128;  // Of a block that adds up points.
 constexpr int kGradientGroups = 2;  // Its warpgroups, of 64 rows each.
+
+__host__ __device__ inline int64_t GradientRowBlocks(const Job& job, int side) {
+  return CeilDiv(job.size[side], kGradientRows);
+}
 
 // Of dynamic shared memory, to combine sums.
 constexpr size_t PointSumBytes(int again, int columns) { return again * columns / 2 * kThreads * sizeof(float); }
@@ -21,21 +28,20 @@ constexpr size_t PointSumBytes(int again, int columns) { return again * columns 
 
 constexpr float kDensityBits = 12;  // Densities, at most about 1, are multiplied by 2^12: halves keep small ones.
 
-// What a row adds to exponents, so that they are of its densities divided by their sum, times 2^kDensityBits. `ratio`:
-// that sum, over the row's mass.
-__device__ inline float DensityLevel(const CloudContext& c, int i, double ratio) {
-  return ratio > 0 ? static_cast<float>((c.own_phi[i] + c.reference) * c.scale - log2(ratio)) + kDensityBits
-                   : static_cast<float>(kVoid);
+// What a row adds to exponents, so that they are of its densities divided by their sum, times 2^kDensityBits. `phi`:
+// its potential, as exponents lack it; `ratio`: that sum, over the row's mass.
+__device__ inline float DensityLevel(const CloudContext& c, double phi, double ratio) {
+  return ratio > 0 ? static_cast<float>(phi * c.scale - log2(ratio)) + kDensityBits : static_cast<float>(kVoid);
 }
 
-// A tile's densities, whose exponents are acc * factor + terms + level, as matrix fragments: use(k, high, low), of 16
-// columns each.
-template <typename Use>
-__device__ void EachFragment(float factor, const float (&acc)[16][4], const float* terms, const float (&level)[2],
+// The densities of a tile, or of some of its columns, whose exponents are acc * factor + terms + level, as matrix
+// fragments: use(k, high, low), of 16 columns each.
+template <int kEights, typename Use>
+__device__ void EachFragment(float factor, const float (&acc)[kEights][4], const float* terms, const float (&level)[2],
                              Use use) {
   const float2* mine = reinterpret_cast<const float2*>(terms) + threadIdx.x % 4;
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
+  for (int k = 0; k < kEights / 2; ++k) {
     uint32_t high[4], low[4];
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
@@ -82,12 +88,13 @@ struct PointSums {
       return static_cast<int>(e / (kColumns / 2) * kDepth + q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2);
     };
     // All are far away: so many are on their way at once, where registers allow.
-    constexpr int kLeast = kEntries / kPortableRanks, kAtOnce = kAgain > 3 ? 1 : kLeast < 4 ? kLeast : 4;
+    constexpr int kLeast = kEntries / kPortableRanks, kAtOnce = kLeast < 4 ? kLeast : 4;
     for (int first = rank * share; first < (rank + 1) * share; first += kAtOnce) {
       decltype(load(0, 0)) beside[kAtOnce];
       float sum[kAtOnce] = {};
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) beside[k] = load(row_of(first + k), column_of(first + k));
+#pragma unroll 4
       for (int block = 0; block < ranks; ++block) {
 #pragma unroll
         for (int k = 0; k < kAtOnce; ++k) sum[k] += LoadRemote(mine + (first + k) * kThreads, block);
@@ -144,6 +151,51 @@ struct PointOutputs {
   __device__ double Point(int64_t i, int k) const { return points[i * member.job.dim + k]; }
 };
 
+// Stores means and gradients of the thread's rows, `row0` and `row_step` behind it, and of `parts` parts of kDepth
+// coordinates. All threads of the cluster call it.
+template <int kAgain, int kColumns>
+__device__ inline void StoreSums(const PointSums<kAgain, kColumns>& rows, const Member& member, int side, int64_t row0,
+                                 int row_step, int first_part, int parts, int rank, int ranks) {
+  const PointOutputs outputs(member, side);
+  const Job& job = member.job;
+  const auto is_there = [&](int row, int column) {
+    return row0 + row_step * row < job.size[side] && column < parts * kDepth && first_part * kDepth + column < job.dim;
+  };
+  double masses[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const int64_t i = min(row0 + row_step * row, int64_t{job.size[side]} - 1);
+    masses[row] = member.mass(side)[i] * member.ratio(0, side)[i];
+  }
+  const auto load = [&](int row, int column) {
+    const bool wanted = outputs.moves && is_there(row, column);
+    return wanted ? outputs.Apart(row0 + row_step * row, first_part * kDepth + column) : 0;
+  };
+  rows.Combine(rank, ranks, load, [&](int row, int column, float sum, double apart) {
+    if (!is_there(row, column)) return;
+    const int64_t i = row0 + row_step * row;
+    const int k = first_part * kDepth + column;
+    const double mass = row == 0 ? masses[0] : masses[1];
+    if (outputs.projects) outputs.StoreMean(i, k, mass, sum);
+    if (outputs.moves) outputs.StoreMoved(i, k, mass, sum, apart);
+  });
+}
+
+// Which part of a launch a block is. Of both sides, blocks of the first come first; each of its blocks of rows is
+// `groups` of coordinates for each member, and each of those `ranks` blocks.
+struct GradientPlace {
+  int side, rank, group, block;
+  int64_t member;
+};
+__device__ inline GradientPlace PlaceOf(const Job& job, int64_t index, Sides sides, int ranks, int groups) {
+  const int64_t of_first = sides == Sides::kBoth ? job.count * GradientRowBlocks(job, 0) * groups * ranks : 0;
+  const int side = sides == Sides::kFirst || (sides == Sides::kBoth && index < of_first) ? 0 : 1;
+  if (side == 1) index -= of_first;
+  const int64_t blocks = GradientRowBlocks(job, side) * groups, cluster = index / ranks;
+  return {side, static_cast<int>(index % ranks), static_cast<int>(cluster % blocks % groups),
+          static_cast<int>(cluster % blocks / groups), cluster / blocks};
+}
+
 #endif
 
 // Blocks of a cluster that share `tiles` of each of `blocks`, so that waves of them on an H200 take the least time.
@@ -158,6 +210,23 @@ inline int RanksOf(int64_t blocks, int64_t tiles, int64_t beside) {
     best = ranks;
   }
   return best;
+}
+// The launch that a side is part of, whose blocks of rows are `groups` of coordinates each.
+inline GradientLaunch LaunchOfGroups(const Job& job, int side, int groups, int64_t beside) {
+  if (!MakesMeans(job, side)) return {Sides::kNone, 1};
+  const int64_t row_blocks[2] = {GradientRowBlocks(job, 0), GradientRowBlocks(job, 1)};
+  const bool together =
+      MakesMeans(job, 1 - side) && row_blocks[0] <= 2 * row_blocks[1] && row_blocks[1] <= 2 * row_blocks[0];
+  if (together && side == 1) return {Sides::kNone, 1};
+  const int64_t blocks = row_blocks[side] + (together ? row_blocks[1 - side] : 0);
+  const int longer = together ? std::max(job.size[0], job.size[1]) : job.size[1 - side];
+  const int ranks = RanksOf(blocks * groups, CeilDiv(longer, kCloudTile), beside);
+  return {together ? Sides::kBoth : side == 0 ? Sides::kFirst : Sides::kSecond, ranks};
+}
+inline int64_t BlocksOfGroups(const Job& job, const GradientLaunch& launch, int groups) {
+  const int64_t first = launch.sides == Sides::kSecond ? 0 : GradientRowBlocks(job, 0);
+  const int64_t second = launch.sides == Sides::kFirst ? 0 : GradientRowBlocks(job, 1);
+  return job.count * (first + second) * groups * launch.ranks;
 }
 
 }  // namespace cuda

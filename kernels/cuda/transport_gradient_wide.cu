@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kCloudThreads, 1) DensityKernel(LaunchTable ta
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int i = c.first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * row;
-    level[row] = DensityLevel(c, i, i < c.rows ? member.ratio(0, side)[i] : 0);
+    level[row] =
+        DensityLevel(c, c.own_phi[min(i, c.rows - 1)] + c.reference, i < c.rows ? member.ratio(0, side)[i] : 0);
   }
   Columns stream(c, full, empty);
   stream.Begin();
@@ -132,28 +133,9 @@ __global__ void __launch_bounds__(kThreads, 1) WideGradientKernel(LaunchTable ta
       stream.Release();
     }
   }
-  const PointOutputs outputs(member, side);
   const int64_t first_row = chunk * WideChunkRows(job, side) + block * kGradientRows;
   const int64_t row0 = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  const auto is_there = [&](int row, int column) {
-    return row0 + 8 * row < c.rows && column < parts * kDepth && first_part * kDepth + column < job.dim;
-  };
-  struct Beside {
-    double mass, apart;
-  };
-  const auto load = [&](int row, int column) {
-    if (!is_there(row, column)) return Beside{0, 0};
-    const int64_t i = row0 + 8 * row;
-    const double apart = outputs.moves ? outputs.Apart(i, first_part * kDepth + column) : 0;
-    return Beside{member.mass(side)[i] * member.ratio(0, side)[i], apart};
-  };
-  rows.Combine(rank, ranks, load, [&](int row, int column, float sum, const Beside& beside) {
-    if (!is_there(row, column)) return;
-    const int64_t i = row0 + 8 * row;
-    const int k = first_part * kDepth + column;
-    if (outputs.projects) outputs.StoreMean(i, k, beside.mass, sum);
-    if (outputs.moves) outputs.StoreMoved(i, k, beside.mass, sum, beside.apart);
-  });
+  StoreSums(rows, member, side, row0, 8, first_part, parts, rank, ranks);
 #endif
 }
 

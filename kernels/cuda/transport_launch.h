@@ -131,6 +131,14 @@ int64_t GradientBlocks(const Job& job, const GradientLaunch& launch);
 void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, const GradientLaunch& of,
                     cudaStream_t stream);
 
+// ---- transport_gradient_kept.cu: the same for jobs whose exponents are kept, of more than kDepth coordinates ------
+// Jobs of one launch have the same planes, parts and KeptGradientLaunchOf.
+int KeptParts(const Job& job);  // Of the coordinates, that a block has.
+GradientLaunch KeptGradientLaunchOf(const Job& job, int side);
+int64_t KeptGradientBlocks(const Job& job, const GradientLaunch& launch);
+void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, int parts, const GradientLaunch& of,
+                        cudaStream_t stream);
+
 // ---- transport_gradient_wide.cu: the same for jobs that HasWideGradient, a chunk of rows after the other ----------
 // Jobs of one launch have the same planes, PartsOf and WideLaunchOf; `dim`: the largest.
 struct WideLaunch {

@@ -64,6 +64,7 @@ class TransportResident final : public Resident {
   // `done`: passes enqueued that are not counted yet.
   bool MayKeepExponents(int64_t done) const { return job_.streamed && !Streams() && launched_ + done > 0; }
   void KeepExponents() { kept_ = true; }
+  bool HasKeptGradient() const { return kept_ && job_.dim > kDepth; }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals
   // decide nothing.
   bool HasTerms() const { return swept_ && job_.solver.tolerance == 0 && !Anneals(); }

@@ -267,6 +267,7 @@ class Slice : private SliceLaunches {
     RunPass(&passes, Pass::kMeasure, 0);
     Apply(set);
     Linear(set);
+    KeptGradients(set);
     Gradients(set);
     WideGradients(set);
     OtherGradients(set);
@@ -295,11 +296,31 @@ class Slice : private SliceLaunches {
     }
   }
 
+  void KeptGradients(const Set& set) {
+    using Kind = std::tuple<int, int, Sides, int>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      if (!r.Has(kFloat) || !r.HasKeptGradient()) return;
+      for (int side = 0; side < 2; ++side) {
+        const GradientLaunch launch = KeptGradientLaunchOf(job, side);
+        if (launch.sides != Sides::kNone) add({PlanesOf(job), KeptParts(job), launch.sides, launch.ranks});
+      }
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const int planes = std::get<0>(kind), parts = std::get<1>(kind);
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<3>(kind)};
+      const Table table = TableOf(jobs, [&](const Job& job) { return KeptGradientBlocks(job, launch); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) {
+        LaunchKeptGradient(t, blocks, planes, parts, launch, stream());
+      });
+    }
+  }
+
   void Gradients(const Set& set) {
     using Kind = std::tuple<int, Parts, int, Sides, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
-      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat)) return;
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || r.HasKeptGradient()) return;
       const int planes = PlanesOf(job);
       for (int side = 0; side < 2; ++side) {
         const GradientLaunch launch = GradientLaunchOf(job, side);
@@ -322,7 +343,7 @@ class Slice : private SliceLaunches {
     using Kind = std::array<int, 5>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
-      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || !HasWideGradient(job)) return;
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || !HasWideGradient(job) || r.HasKeptGradient()) return;
       for (int side = 0; side < 2; ++side) {
         if (!MakesMeans(job, side)) continue;
         const WideLaunch launch = WideLaunchOf(job, side);

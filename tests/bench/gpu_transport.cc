@@ -392,7 +392,8 @@ std::vector<Row> Rows(const std::string& argument) {
       }
     }
     // Exponents that are kept; of a small epsilon, whose sums leave the safe range.
-    const int64_t kept[][3] = {{1100, 2050, 784}, {2100, 4100, 200}, {1030, 8200, 128}, {1100, 14400, 100}};
+    const int64_t kept[][3] = {{1100, 2050, 20},  {2100, 4100, 64},  {1100, 2050, 784},
+                               {2100, 4100, 200}, {1030, 8200, 128}, {1100, 14400, 100}};
     for (const auto& [n, m, dim] : kept) {
       for (Precision precision : {Precision::kStrict, Precision::kFast}) {
         for (double epsilon : {0.01, 0.001, 0.0003}) {
@@ -406,10 +407,11 @@ std::vector<Row> Rows(const std::string& argument) {
         }
       }
     }
-    // More than one chunk of densities.
+    // More than one chunk of densities: of exponents that are not kept.
     for (int64_t dim : {200, 300}) {
       add("checks", [&](Row* r) {
         r->n = 1500, r->m = 1290, r->dim = dim, r->repeats = 1, r->epsilon = 0.01 * dim, r->gradient = true;
+        r->iterations = 3;
       });
     }
     const int64_t shapes[][3] = {{3, 64, 50},      {3, 65, 128},    {3, 129, 250},  {3, 300, 257},
@@ -446,11 +448,12 @@ std::vector<Row> Rows(const std::string& argument) {
       add("tiny", [&](Row* r) { r->dense = true, r->n = n, r->m = n == 2048 ? 1024 : n; });
     }
     for (Row& row : rows) row.iterations = 3, row.check = false, row.repeats = 1;
-    for (const auto& [m, dim] : {std::make_pair(1100, 20), std::make_pair(8200, 100)}) {  // Exponents that are kept.
+    // Exponents that are kept.
+    for (const auto& [m, dim] : {std::make_pair(1100, 20), std::make_pair(1100, 300), std::make_pair(8200, 100)}) {
       for (Precision precision : {Precision::kStrict, Precision::kFast}) {
         add("tiny", [&](Row* r) {
           r->n = 1030, r->m = m, r->dim = dim, r->precision = precision;
-          r->iterations = 4, r->check = false, r->repeats = 1;
+          r->iterations = 4, r->check = false, r->repeats = 1, r->gradient = true;
         });
       }
     }
