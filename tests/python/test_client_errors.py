@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import socket
 
 import fake_service
 import grpc
@@ -10,7 +11,7 @@ import pytest
 from fake_service import status
 
 import sinkhorn_client as sc
-from sinkhorn_client import AsyncClient, Client, errors, problems
+from sinkhorn_client import AsyncClient, Client, _channel, errors, problems
 from sinkhorn_client._proto import sinkhorn_pb2 as pb
 
 LOGITS = np.zeros((2, 2), np.float32)
@@ -127,6 +128,34 @@ def test_errors_survive_pickling():
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is sc.QueueFull
     assert copy.__dict__ == error.__dict__ and str(copy) == "full"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_kept_error_does_not_keep_a_closed_client_connecting(stream):
+    def solve(request, context):
+        fake_service.abort(context, status(Code.INTERNAL, "INTERNAL"))
+
+    def solve_stream(requests, context):
+        fake_service.abort(context, status(Code.INTERNAL, "INTERNAL"))
+        yield
+
+    async def fail(target):
+        async with AsyncClient(target) as client:
+            with pytest.raises(sc.InternalError) as caught:
+                if stream:
+                    _ = [reply async for reply in client.solve_stream([problems.normalize(LOGITS)])]
+                else:
+                    await client.normalize(LOGITS)
+        return caught.value
+
+    with fake_service.serving(solve, solve_stream) as target:
+        error = asyncio.run(fail(target))
+    host, port = target.split(":")
+    with socket.create_server((host, int(port))) as listener:
+        listener.settimeout(5 * _channel.CHANNEL_DEFAULTS["grpc.initial_reconnect_backoff_ms"] / 1000)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    assert isinstance(error, sc.InternalError)
 
 
 def test_every_exception_is_exported():

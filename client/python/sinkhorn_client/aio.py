@@ -81,6 +81,7 @@ class AsyncClient:
                     yield book.receive(response)
         finally:
             call.cancel()
+            del call  # A caller that keeps an error keeps this frame: see `errors.translated`.
 
     async def server_info(self) -> results.ServerInfo:
         """See `Client.server_info`."""

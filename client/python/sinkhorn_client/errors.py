@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -210,7 +211,10 @@ def translated() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error) from None
+        failure = from_rpc_error(error)
+        # The call in them would keep its channel connecting for as long as the caller keeps the error.
+        traceback.clear_frames(error.__traceback__)
+        raise failure from None
 
 
 def from_rpc_error(error: grpc.RpcError) -> SinkhornError:
