@@ -93,9 +93,11 @@ def tls_secret(tmp_path_factory):
 POD_SCRIPT = """
 ip link set lo up
 if [ "$ROOT" ]; then
-  mkdir -p "$ROOT/proc" "$ROOT/run"
+  mkdir -p "$ROOT/proc" "$ROOT/run" "$ROOT/sys"
   mount --bind "$ROOT" "$ROOT"
   mount -t proc proc "$ROOT/proc"
+  mount --rbind /sys "$ROOT/sys"
+  mount -o remount,bind,ro "$ROOT/sys"
 fi
 mount -t tmpfs tmpfs "$ROOT/run"
 while [ "$1" != -- ]; do
@@ -172,8 +174,8 @@ class Pod:
             [*enter, *command], env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
 
-    def probe(self, name):
-        """Whether a probe of the manifest succeeds, as Kubernetes would ask."""
+    def ask(self, name):
+        """Asks a probe of the manifest as Kubernetes would: the process that did, which exits with 0 if it succeeds."""
         probe = self.container[name]
         if "exec" in probe:
             command = probe["exec"]["command"]
@@ -181,7 +183,14 @@ class Pod:
             asked = probe["grpc"]
             target = f"--server=127.0.0.1:{asked['port']}"
             command = ["sinkhorn", "health", target, f"--service={asked.get('service', '')}"]
-        return self.run(*command, timeout=probe["timeoutSeconds"] + 5).returncode == 0
+        return self.run(*command, timeout=probe["timeoutSeconds"] + 5)
+
+    def probe(self, name):
+        return self.ask(name).returncode == 0
+
+    def check_probe(self, name):
+        asked = self.ask(name)
+        assert asked.returncode == 0, f"{name}: {asked.stdout}{asked.stderr}; the server:\n{self.log()}"
 
     def await_probe(self, name, seconds=30):
         deadline = time.monotonic() + seconds
