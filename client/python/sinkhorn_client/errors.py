@@ -212,7 +212,7 @@ def translated() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         failure = from_rpc_error(error)
-        # The call in them would keep its channel connecting for as long as the caller keeps the error.
+        # Their call would keep its channel connecting for as long as the caller keeps the error, and so its frames.
         traceback.clear_frames(error.__traceback__)
         raise failure from None
 
