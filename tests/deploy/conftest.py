@@ -188,14 +188,12 @@ class Pod:
     def probe(self, name):
         return self.ask(name).returncode == 0
 
-    def check_probe(self, name):
-        asked = self.ask(name)
-        assert asked.returncode == 0, f"{name}: {asked.stdout}{asked.stderr}; the server:\n{self.log()}"
-
     def await_probe(self, name, seconds=30):
+        """Seconds 0: it succeeds at once."""
         deadline = time.monotonic() + seconds
-        while not self.probe(name):
-            assert self.process.poll() is None and time.monotonic() < deadline, f"{name}: {self.log()}"
+        while (asked := self.ask(name)).returncode != 0:
+            why = f"{name}: {asked.stdout}{asked.stderr}; the server:\n{self.log()}"
+            assert self.process.poll() is None and time.monotonic() < deadline, why
             time.sleep(0.05)
 
     def log(self):

@@ -162,8 +162,8 @@ def test_cpu_image(builder, rendered, start_pod, capsys):
     container["args"].append("--drain_grace=0s")
     pod = start_pod(manifest, image=image)
     pod.await_probe("startupProbe")
-    pod.check_probe("livenessProbe")
-    pod.check_probe("readinessProbe")
+    pod.await_probe("livenessProbe", seconds=0)
+    pod.await_probe("readinessProbe", seconds=0)
     status = pathlib.Path(f"/proc/{pod.process.pid}/status").read_text().split("\n")
     fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     assert set(fields["Uid"].split()) == {"65532"} and int(fields["CapEff"], 16) == 0 and fields["NoNewPrivs"] == "1"
@@ -182,8 +182,8 @@ def test_tls_in_the_image(builder, rendered, start_pod, tls_secret):
     *_, image = builder.image("cpu")
     pod = start_pod(deployment(rendered, "tls"), mounts={"tls": tls_secret}, image=image)
     pod.await_probe("startupProbe")
-    pod.check_probe("livenessProbe")
-    pod.check_probe("readinessProbe")
+    pod.await_probe("livenessProbe", seconds=0)
+    pod.await_probe("readinessProbe", seconds=0)
 
 
 def test_cuda_image(builder, programs, rendered, start_pod):

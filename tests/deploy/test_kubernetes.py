@@ -222,8 +222,8 @@ def test_server_runs_as_rendered(rendered, start_pod, tls_secret, overlay):
     assert {volume["secret"]["secretName"] for volume in volumes} <= {"sinkhorn-tls"}
     pod = start_pod(deployment, mounts={volume["name"]: tls_secret for volume in volumes})
     pod.await_probe("startupProbe")
-    pod.check_probe("readinessProbe")
-    pod.check_probe("livenessProbe")
+    pod.await_probe("readinessProbe", seconds=0)
+    pod.await_probe("livenessProbe", seconds=0)
 
     client = ["--server=127.0.0.1:8001", "--timeout=10s"]
     if overlay == "tls":

@@ -1,8 +1,10 @@
 """Every row of the service's status table becomes its own exception, for unary calls, streams and asyncio alike."""
 
 import asyncio
+import gc
 import pickle
 import socket
+import weakref
 
 import fake_service
 import grpc
@@ -17,6 +19,7 @@ from sinkhorn_client._proto import sinkhorn_pb2 as pb
 LOGITS = np.zeros((2, 2), np.float32)
 ONE_TRY = {"grpc.enable_retries": 0}
 Code = grpc.StatusCode
+INTERNAL = status(Code.INTERNAL, "INTERNAL")
 
 # Reason, code, exception, built-in that it also is.
 TABLE = [
@@ -133,10 +136,10 @@ def test_errors_survive_pickling():
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_kept_error_does_not_keep_a_closed_client_connecting(stream):
     def solve(request, context):
-        fake_service.abort(context, status(Code.INTERNAL, "INTERNAL"))
+        fake_service.abort(context, INTERNAL)
 
     def solve_stream(requests, context):
-        fake_service.abort(context, status(Code.INTERNAL, "INTERNAL"))
+        fake_service.abort(context, INTERNAL)
         yield
 
     async def fail(target):
@@ -155,7 +158,25 @@ def test_a_kept_error_does_not_keep_a_closed_client_connecting(stream):
         listener.settimeout(5 * _channel.CHANNEL_DEFAULTS["grpc.initial_reconnect_backoff_ms"] / 1000)
         with pytest.raises(TimeoutError):
             listener.accept()
-    assert isinstance(error, sc.InternalError)
+    del error  # Kept until here.
+
+
+def test_an_error_goes_with_its_last_reference():
+    """And what its frames hold, such as the request: no collector is waited for."""
+
+    def solve(request, context):
+        fake_service.abort(context, INTERNAL)
+
+    with fake_service.serving(solve) as target, Client(target) as client:
+        gc.disable()
+        try:
+            try:
+                client.normalize(LOGITS)
+            except sc.InternalError as error:
+                gone = weakref.ref(error)
+            assert gone() is None
+        finally:
+            gc.enable()
 
 
 def test_every_exception_is_exported():

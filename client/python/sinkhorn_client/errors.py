@@ -211,10 +211,9 @@ def translated() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        failure = from_rpc_error(error)
-        # Their call would keep its channel connecting for as long as the caller keeps the error, and so its frames.
+        # gRPC's frames hold its call, which keeps the channel connecting for as long as the caller keeps the error.
         traceback.clear_frames(error.__traceback__)
-        raise failure from None
+        raise from_rpc_error(error) from None
 
 
 def from_rpc_error(error: grpc.RpcError) -> SinkhornError:
