@@ -15,6 +15,9 @@
 namespace sinkhorn {
 namespace cuda {
 
+// The frame of columns that only fill the last tile: densities are nothing there. A power of two, which a float holds.
+constexpr double kAbsent = -0x1p99;
+
 // How the densities of up to 64 kTiles columns lie in a block.
 template <int kTiles>
 struct Shape {
@@ -32,6 +35,8 @@ struct Shape {
   static constexpr bool kSplit = kCluster && !kShared;       // Sums travel in two halves of the columns.
   static constexpr int kOwnedMost = kShared ? kMost : kMost / 4;
   static constexpr int kChunk = 32 * kWidth;  // Columns whose exponents are made together.
+  // Groups that iterations go through whatever columns there are: the last quarter may be left out, where it is long.
+  static constexpr int kSure = kTiles == 16 ? kGroups * 3 / 4 : kGroups;
   // Products by warpgroups: each has 64 rows a pass, and all columns of a chunk or, where two have the same rows, half.
   static constexpr int kWarpgroups = kWarps / 4;
   static constexpr bool kPaired = kWarpgroups * 64 > kBlockRows;
@@ -152,6 +157,9 @@ class OnChipBlock {
   __device__ bool IsRow(int row) const { return first_row() + row < size(0); }
   // The first of this lane's group g.
   __device__ int Column(int g) const { return g * S::kChunk + lane_ * S::kWidth; }
+  // That have columns; whether those after kSure do.
+  __device__ int Groups() const { return S::kGroups == 1 ? 1 : (size(1) + S::kChunk - 1) / S::kChunk; }
+  __device__ bool HasUnsure() const { return S::kSure < S::kGroups && size(1) > S::kSure * S::kChunk; }
   // The block that owns a column, and which of its columns that is.
   __device__ int OwnerOf(int column) const { return column >> m_.owned_log2; }
   __device__ int OfOwner(int column) const { return column & (m_.owned - 1); }
@@ -262,7 +270,8 @@ class OnChipBlock {
     }
     for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
       float scaling;
-      FreezePotential((m_.phi[j] - reference) * scale(), m_.mass[j], &m_.frame[j], &scaling, &m_.weight[parity][j]);
+      const double term = j < size(1) ? (m_.phi[j] - reference) * scale() : kAbsent;
+      FreezePotential(term, m_.mass[j], &m_.frame[j], &scaling, &m_.weight[parity][j]);
       if (S::kShared || OwnerOf(j) == m_.rank) m_.scaling[parity][S::kShared ? j : OfOwner(j)] = scaling;
     }
     if (threadIdx.x == 0) m_.reference = reference;

@@ -24,6 +24,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 
  protected:
   using Base::first_row;
+  using Base::Groups;
   using Base::job_;
   using Base::lane_;
   using Base::m_;
@@ -65,12 +66,19 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 #endif
   }
 
-  // Entries become products.
+  // Entries become products; of groups without columns, nothing.
   __device__ void MultiplyPoints() {
 #if SINKHORN_HOPPER
     if constexpr (kByGroups) MultiplyByGroups();
 #endif
     if constexpr (!kByGroups) MultiplyByWarps();
+    const int groups = Groups();
+#pragma unroll
+    for (int g = 1; g < S::kGroups; ++g) {
+      if (g < groups) continue;
+#pragma unroll
+      for (int r = 0; r < S::kRows; ++r) WriteEntries({}, r, g);
+    }
   }
   // From them to exponents.
   __device__ float FactorOfProducts() const {
@@ -129,8 +137,8 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   // Begins the copies of those before `until` that have not begun, as far as there are columns.
   __device__ void CopyUntil(unsigned until) {
     PlaneOfChunk next = m_.next_copy;
-    const int depths = Depths(), planes = Planes();
-    for (; next.step < until && next.g < S::kGroups; ++next.step) {
+    const int depths = Depths(), planes = Planes(), groups = Groups();
+    for (; next.step < until && next.g < groups; ++next.step) {
       CopyPlane(next);
       if (--next.plane >= 0) continue;
       next.plane = planes - 1;
@@ -154,10 +162,10 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
     }
   }
   __device__ void MultiplyByGroups() {
-    const int depths = Depths();
+    const int depths = Depths(), groups = Groups();
     // Code that runs once takes longer to arrive than to run: there is one copy of it for all columns.
 #pragma unroll 1
-    for (int g = 0; g < S::kGroups; ++g) {
+    for (int g = 0; g < groups; ++g) {
       Sums sums[S::kPasses] = {};
 #pragma unroll 1
       for (int depth = 0; depth < depths; ++depth) {
@@ -179,7 +187,7 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
         __syncthreads();  // All have multiplied.
         if (threadIdx.x != 0) continue;
         CopyUntil(steps_ + Planes());
-        if (depths > 1 && (depth + 1 < depths || g + 1 < S::kGroups)) CopyRows((depth + 1) % depths);
+        if (depths > 1 && (depth + 1 < depths || g + 1 < groups)) CopyRows((depth + 1) % depths);
       }
 #pragma unroll
       for (int pass = 0; pass < S::kPasses; ++pass) {
@@ -252,8 +260,9 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 
   // 16 columns by 8 rows at a time. `points`: a chunk of columns over kDepth coordinates.
   __device__ void MultiplyByWarps() {
+    const int groups = Groups();
 #pragma unroll 1
-    for (int g = 0; g < S::kGroups; ++g) {
+    for (int g = 0; g < groups; ++g) {
       for (int depth = 0; depth < Depths(); ++depth) {
         // Rows are far away: their first eight come beside the columns, the others each eight ahead.
         Fragments next;

@@ -85,6 +85,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::CombineRow;
   using Base::first_row;
   using Base::FreezePotentials;
+  using Base::HasUnsure;
   using Base::heard_error_;
   using Base::InitPoints;
   using Base::IsOwner;
@@ -129,8 +130,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     float s[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) s[r] = 0;
+    const bool unsure = HasUnsure();
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
+      if (g >= S::kSure && !unsure) break;
       if constexpr (S::kSplit) {
         if (arriving && g % kHalf == 0) AwaitSpread(g / kHalf);
       }
@@ -146,7 +149,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     }
     return CombineRow(s, [](float a, float b) { return a + b; });
   }
-  // Into parts, of groups kFirst to kLast - 1; `parity`: of the rows' weights.
+  // Into parts, of groups kFirst to kLast - 1, those of columns that there are; `parity`: of the rows' weights.
   template <int kFirst, int kLast>
   __device__ void AddColumns(int parity) {
     float weight[S::kRows];
@@ -156,8 +159,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   }
   template <int kFirst, int kLast>
   __device__ void AddColumns(const float (&weight)[S::kRows]) {
+    const bool unsure = HasUnsure();
 #pragma unroll
     for (int g = kFirst; g < kLast; ++g) {
+      if (g >= S::kSure && !unsure) break;
       float s[S::kWidth];
 #pragma unroll
       for (int k = 0; k < S::kWidth; ++k) s[k] = 0;
