@@ -43,13 +43,14 @@ struct Ranges {
   double low, high;           // Of the costs.
   double radius[2], mass[2];  // Of the clouds; total masses.
   double range;               // Of costs of points: that of the box around both clouds.
+  double apart;               // The centres' distance; squared distances only.
   double farthest[2];         // Largest norms of points that are not centred; negative dots only.
 };
 template <bool kSquares>
 __device__ Ranges RangesOf(const Member& member) {
   const Job& job = member.job;
   __shared__ double scratch[kMostWarps];
-  Ranges ranges = {0, 0, {0, 0}, {0, 0}, 0, {0, 0}};
+  Ranges ranges = {0, 0, {0, 0}, {0, 0}, 0, 0, {0, 0}};
   const ChunkStats* stats = member.At<ChunkStats>(job.at.chunk_stats);
   if (job.dense) {
     double low = INFINITY, high = -INFINITY;
@@ -76,22 +77,24 @@ __device__ Ranges RangesOf(const Member& member) {
     stats += PointBlocks(job, side);
   }
   if (job.dense) return ranges;
-  double box = 0;
+  double box = 0, apart2 = 0;
   const double* x = member.At<double>(job.at.chunk_sums[0]) + job.dim;
   const double* y = member.At<double>(job.at.chunk_sums[1]) + job.dim;
+  const double* centre[2] = {member.At<double>(job.at.centre[0]), member.At<double>(job.at.centre[1])};
 #pragma unroll 1
   for (int k = threadIdx.x; k < job.dim; k += kThreads) {
     const double side = fmax(x[job.dim + k], y[job.dim + k]) - fmin(x[k], y[k]);
     box += side * side;
+    if (kSquares) apart2 += (centre[0][k] - centre[1][k]) * (centre[0][k] - centre[1][k]);
   }
+  if (kSquares) ranges.apart = sqrt(BlockSum(apart2, scratch));
   ranges.range = job.in.kappa * BlockSum(box, scratch);
   if (!kSquares && SourceOf(job) == Source::kDistances) ranges.range = sqrt(ranges.range);
   if (!kSquares && IsCosine(job)) ranges.range = 2;
   for (int side = 0; side < 2 && !kSquares && IsNegativeDot(job); ++side) {
-    const double* centre = member.At<double>(job.at.centre[side]);
     double centre2 = 0;
 #pragma unroll 1
-    for (int k = threadIdx.x; k < job.dim; k += kThreads) centre2 += centre[k] * centre[k];
+    for (int k = threadIdx.x; k < job.dim; k += kThreads) centre2 += centre[side][k] * centre[side][k];
     ranges.farthest[side] = ranges.radius[side] + sqrt(BlockSum(centre2, scratch));
   }
   return ranges;
@@ -132,8 +135,10 @@ __device__ double LargestCost(const Job& job, const Ranges& r) {
   const bool debias = job.solver.debias, unbalanced = !isinf(job.solver.rho_a) || !isinf(job.solver.rho_b);
   double largest = 2 * job.in.kappa * (debias ? radius * radius : r.radius[0] * r.radius[1]);
   if (!kSquares && SourceOf(job) == Source::kDistances) largest = 2 * radius;
-  // Damping acts on whole potentials: their shift does not cancel.
-  if (unbalanced) largest += r.range + (debias ? farthest * farthest : r.farthest[0] * r.farthest[1]);
+  // Damping acts on whole potentials: their shift does not cancel, but for what all points have of it. Of squared
+  // distances that is kappa (|x|^2 + 2 <x, d>), d the difference of the centres, and often far below the box's range.
+  const double shift = kSquares ? fmin(r.range, job.in.kappa * radius * (radius + 2 * r.apart)) : r.range;
+  if (unbalanced) largest += shift + (debias ? farthest * farthest : r.farthest[0] * r.farthest[1]);
   return largest;
 }
 
