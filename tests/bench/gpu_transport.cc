@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -96,6 +97,7 @@ struct Row {
   double epsilon = 0.1;
   int iterations = 10;
   double tolerance = 0;
+  double rho = std::numeric_limits<double>::infinity();
   bool symmetric = false, over_relaxation = true, gradient = false, mixture = false;
   Precision precision = Precision::kStrict;
   PointCost cost = PointCost::kSquaredEuclidean;
@@ -153,6 +155,7 @@ Problem ProblemOf(const Row& row, const Inputs& in, const Answer& answer, Precis
   p.solver.epsilon = row.epsilon;
   p.solver.max_iterations = row.iterations;
   p.solver.tolerance = row.tolerance;
+  p.solver.rho_a = p.solver.rho_b = row.rho;
   p.solver.over_relaxation = row.over_relaxation;
   p.solver.precision = precision;
   if (row.symmetric) p.solver.update_rule = UpdateRule::kSymmetric;
@@ -273,11 +276,13 @@ void Measure(const Row& row, const DeviceInfo& device, Context* context) {
   std::fflush(stdout);
 }
 
-// 1,024 clouds of 16..1,024 points in one batch, against the same work in uniform batches of 512 points.
+// 1,024 clouds of 16..1,024 points in one batch, against the same work in uniform batches of 512 points. Every
+// kChecked-th answer is compared with float64.
 void MeasureRagged(int64_t dim, const DeviceInfo& device, Context* context) {
   std::mt19937 random(11);
   std::uniform_int_distribution<int> points(16, 1024);
-  double seconds[2], pairs[2] = {0, 0};
+  constexpr int kChecked = 16;
+  double seconds[2], pairs[2] = {0, 0}, error = 0;
   for (int ragged = 0; ragged < 2; ++ragged) {
     std::vector<Row> rows;
     std::vector<std::unique_ptr<Inputs>> inputs;
@@ -299,9 +304,17 @@ void MeasureRagged(int64_t dim, const DeviceInfo& device, Context* context) {
     seconds[ragged] = 1e9;
     for (int k = 0; k < 3; ++k)
       seconds[ragged] = std::min(seconds[ragged], Solve(problems, workspaces, context, nullptr));
+    for (size_t k = 0; k < rows.size(); k += kChecked) {
+      const Answer exact(rows[k]);
+      const std::vector<Problem> reference = {ProblemOf(rows[k], *inputs[k], exact, Precision::kDouble)};
+      Solve(reference, WorkspacesOf(reference, device), context, nullptr);
+      error = std::max(error, Difference(rows[k], *answers[k], exact));
+    }
   }
-  std::printf("{\"name\": \"ragged\", \"dim\": %ld, \"uniform_ms\": %.3f, \"ragged_ms\": %.3f, \"share\": %.3f}\n", dim,
-              seconds[0] * 1e3, seconds[1] * 1e3, seconds[1] / pairs[1] / (seconds[0] / pairs[0]));
+  std::printf(
+      "{\"name\": \"ragged\", \"dim\": %ld, \"uniform_ms\": %.3f, \"ragged_ms\": %.3f, \"share\": %.3f, "
+      "\"error_eps\": %.3g}\n",
+      dim, seconds[0] * 1e3, seconds[1] * 1e3, seconds[1] / pairs[1] / (seconds[0] / pairs[0]), error);
   std::fflush(stdout);
 }
 
@@ -325,8 +338,8 @@ std::vector<Row> Rows(const std::string& argument) {
   add("dense 16384",
       [](Row* r) { r->dense = true, r->n = r->m = 16384, r->iterations = 10, r->repeats = 3, r->check = false; });
   // Issue 5, shows 2.
-  const int64_t sizes[][2] = {{1024, 64}, {4096, 64},   {10000, 64},  {50000, 64},
-                              {10000, 3}, {10000, 128}, {10000, 512}, {4096, 784}};
+  const int64_t sizes[][2] = {{1024, 64},   {4096, 64},   {10000, 64}, {50000, 64}, {10000, 3},
+                              {10000, 128}, {10000, 512}, {4096, 784}, {1000, 64}};
   for (const auto& [n, dim] : sizes) {
     for (Precision precision : {Precision::kStrict, Precision::kFast}) {
       add("cloud", [&](Row* r) {
@@ -342,6 +355,9 @@ std::vector<Row> Rows(const std::string& argument) {
       r->n = r->m = n, r->dim = dim, r->symmetric = true, r->check = false, r->repeats = n > 10000 ? 2 : 5;
     });
   }
+  for (int64_t n : {1000, 4096, 10000}) {
+    add("relaxed", [&](Row* r) { r->n = r->m = n, r->dim = 64, r->rho = 1, r->repeats = 10; });
+  }
   // Shows 3.
   const int64_t batches[][3] = {{256, 64, 64}, {256, 128, 64}, {256, 256, 64}, {64, 512, 64}, {1024, 64, 3}};
   for (const auto& [count, n, dim] : batches) {
@@ -354,14 +370,21 @@ std::vector<Row> Rows(const std::string& argument) {
         if (n > 1000 && (epsilon < 1e-2 || !relaxed)) continue;  // Minutes.
         add(relaxed ? "to 1e-6" : "to 1e-6 plain", [&](Row* r) {
           r->n = r->m = n, r->dim = 2, r->epsilon = epsilon, r->iterations = 20000, r->tolerance = 1e-6;
-          r->over_relaxation = relaxed, r->check = false, r->repeats = 1;
+          r->over_relaxation = relaxed, r->check = false, r->repeats = n == 1000 ? 5 : 1;
         });
       }
+    }
+    for (int64_t count : {1, 64}) {
+      if (n > 1000) continue;
+      add("to 1e-6", [&](Row* r) {
+        r->count = count, r->n = r->m = n, r->dim = 64, r->iterations = 20000, r->tolerance = 1e-6;
+        r->check = false, r->repeats = 5;
+      });
     }
     for (bool relaxed : {false, true}) {
       add(relaxed ? "mixtures to 1e-6" : "mixtures to 1e-6 plain", [&](Row* r) {
         r->n = r->m = n, r->dim = 64, r->epsilon = 1, r->iterations = 2000, r->tolerance = 1e-6;
-        r->over_relaxation = relaxed, r->mixture = true, r->check = false, r->repeats = 1;
+        r->over_relaxation = relaxed, r->mixture = true, r->check = false, r->repeats = n == 1000 ? 5 : 1;
       });
     }
   }
@@ -444,6 +467,13 @@ std::vector<Row> Rows(const std::string& argument) {
     }
     add("tiny", [](Row* r) { r->n = 100, r->m = 120, r->dim = 5, r->tolerance = 1e-3; });
     add("tiny", [](Row* r) { r->n = 530, r->m = 520, r->dim = 2, r->tolerance = 1e-3; });
+    // Exponents in float64, on the chip.
+    const int64_t exact[][2] = {{60, 41}, {120, 128}, {250, 199}, {400, 512}, {700, 530}};
+    for (const auto& [n, m] : exact) {
+      for (bool dense : {false, true}) {
+        add("tiny", [&](Row* r) { r->n = n, r->m = m, r->dim = 6, r->dense = dense, r->epsilon = 1e-3; });
+      }
+    }
     for (int64_t n : {60, 120, 250, 400, 2048}) {
       add("tiny", [&](Row* r) { r->dense = true, r->n = n, r->m = n == 2048 ? 1024 : n; });
     }
