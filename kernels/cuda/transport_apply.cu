@@ -256,6 +256,8 @@ void LaunchApply(const LaunchTable& table, int64_t blocks, Source source, Mode m
       return Launch<Source::kDistances>(table, blocks, mode, side, stream);
     case Source::kCosts:
       return Launch<Source::kCosts>(table, blocks, mode, side, stream);
+    case Source::kExact:
+      return;  // On the chip alone.
   }
 }
 

@@ -13,6 +13,9 @@ constexpr int kStalledIterations = 200;
 constexpr double kRoundingError = 1e-5;
 // Float32 sums made anew may differ by this part of a residual: what stops must still hold when it is measured.
 constexpr double kMeasuringRoom = 0.97;
+__device__ inline double RoomOf(const Job& job, const EngineState& s) {
+  return s.mode == kFloat || GeometryOf(job, s.mode) == Geometry::kOnChip ? kMeasuringRoom : 1;
+}
 
 // ---- Over-relaxation (kernels/cpu/relaxation.h) -------------------------------------------------------------------
 
@@ -92,8 +95,7 @@ __device__ inline bool StopAtLimit(const Job& job, EngineState* s) {
 __device__ inline void JudgeColumns(const Job& job, EngineState* s, double error) {
   s->error[0] = 0;
   s->error[1] = error;
-  if (error <= job.solver.tolerance * (s->mode == kFloat ? kMeasuringRoom : 1))
-    return Stop(job, s, StopReason::kTolerance);
+  if (error <= job.solver.tolerance * RoomOf(job, *s)) return Stop(job, s, StopReason::kTolerance);
   s->extrapolate = 1;
 }
 
@@ -104,7 +106,7 @@ __device__ inline void JudgeResidual(const Job& job, int engine, EngineState* s)
   const double worst = fmax(s->error[0], s->error[1]), tolerance = job.solver.tolerance;
   if (job.relaxing && engine == 0) ObserveResidual(&s->relaxation, worst / s->total_mass[0]);
   if (!(tolerance > 0)) return;
-  if (worst <= tolerance * (s->mode == kFloat ? kMeasuringRoom : 1)) {
+  if (worst <= tolerance * RoomOf(job, *s)) {
     if (symmetric || s->previous_relax == 1) return Stop(job, s, StopReason::kTolerance);
     s->relaxation.plain = 1;  // One plain iteration: the columns are exact after it.
   }

@@ -115,6 +115,8 @@ void LaunchHalfStep(const LaunchTable& table, int64_t blocks, Source source, Mod
       return Launch<Source::kDistances>(table, blocks, mode, side, pass, step, stream);
     case Source::kCosts:
       return Launch<Source::kCosts>(table, blocks, mode, side, pass, step, stream);
+    case Source::kExact:
+      return;  // On the chip alone.
   }
 }
 

@@ -63,14 +63,21 @@ void LaunchCloudDistances(const LaunchTable& table, int64_t blocks, int dim, boo
 void LaunchAnderson(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 
 // ---- transport_on_chip.cu: whole solves, measured -----------------------------------------------------------------
-// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has these tiles and ranks.
+// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has these tiles and ranks; kExact: of
+// engines in kMixed.
 int64_t OnChipBlocks(const Job& job);
 void LaunchOnChip(const LaunchTable& table, int64_t blocks, Source source, int tiles, int ranks, int chunks,
                   cudaStream_t stream);
+// What it calls for these sources.
 void LaunchOnChipDistances(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks,
-                           cudaStream_t stream);  // What it calls for Source::kDistances.
+                           cudaStream_t stream);
+void LaunchOnChipExact(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks, cudaStream_t stream);
 // Whether clusters of kOnChipRanksMost blocks can be had, on the calling thread's device.
 bool HasWideClusters();
+
+// ---- transport_exact.cu: exponents in float64 to memory, for solves on the chip -----------------------------------
+// Of members in kMixed, of jobs that IsExactOnChip: ExactBlocks of a member.
+void LaunchExact(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
 
 // ---- transport_exponents.cu: exponents of clouds to memory --------------------------------------------------------
 // Of jobs that KeepsExponents, after their first iteration: PassBlocks of a member and side 0. Jobs of one launch have

@@ -28,6 +28,8 @@ void LaunchOnChip(const LaunchTable& table, int64_t blocks, Source source, int t
       return LaunchOnChipDistances(table, blocks, tiles, ranks, chunks, stream);
     case Source::kCosts:
       return LaunchSolves<Source::kCosts>(table, blocks, tiles, ranks, chunks, stream);
+    case Source::kExact:
+      return LaunchOnChipExact(table, blocks, tiles, ranks, chunks, stream);
   }
 }
 

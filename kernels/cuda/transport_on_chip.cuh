@@ -60,10 +60,10 @@ struct PlaneOfChunk {
 
 template <Source kSource, typename S>
 struct OnChipMemory {
-  static constexpr bool kDense = kSource == Source::kCosts;
+  static constexpr bool kHasPoints = kSource == Source::kProducts || kSource == Source::kDistances;
   static constexpr int kStageRow = S::kChunk + (S::kWarpgroups > 0 ? 8 : 4);  // Rows begin in banks of their own.
-  static constexpr int kStage = kDense ? 1 : 8 * kStageRow;                   // Floats: 8 rows of a chunk.
-  static constexpr int kPlane = kDense ? 8 : S::kChunk * 2 * kDepth;          // Bytes: a half of a chunk's points.
+  static constexpr int kStage = kHasPoints ? 8 * kStageRow : 1;               // Floats: 8 rows of a chunk.
+  static constexpr int kPlane = kHasPoints ? S::kChunk * 2 * kDepth : 8;      // Bytes: a half of a chunk's points.
   static constexpr int kRowPlane = kSource == Source::kProducts && S::kWarpgroups > 0 ? S::kBlockRows * 2 * kDepth : 8;
   static constexpr int kAlignment = kRowPlane > 8 ? kPlaneAlignment : 16;
   // Of a chunk's planes: two, which are multiplied together, and the next two where there is room for them.
@@ -121,6 +121,9 @@ class OnChipBlock {
  public:
   using S = Shape<kTiles>;
   using Memory = OnChipMemory<kSource, S>;
+  // Exponents that are read from memory, where they stay, rather than made in the place of densities.
+  static constexpr bool kExact = kSource == Source::kExact;
+  using Number = std::conditional_t<kExact, double, float>;  // An exponent.
 
   __device__ OnChipBlock(const Job& job, int64_t index, Memory* memory)
       : job_(job), m_(*memory), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
@@ -207,6 +210,25 @@ class OnChipBlock {
     }
   }
 
+  // Adds exponents z of row r, group g to `terms`; kExact, or while entries are exponents divided by m_.factor.
+  __device__ void AddExponents(int r, int g, Number (&terms)[S::kWidth]) const {
+    if constexpr (kExact) {
+      const int row = min(first_row() + Row(r), size(0) - 1), columns = ExactColumns(job_);
+      const double* z = member().template At<double>(job_.at.exact) + int64_t{row} * columns;
+      const auto* pairs = reinterpret_cast<const double2*>(z + min(Column(g), columns - S::kWidth));
+#pragma unroll
+      for (int k = 0; k < S::kWidth; k += 2) {
+        const double2 pair = pairs[k / 2];
+        terms[k] += pair.x, terms[k + 1] += pair.y;
+      }
+    } else {
+      float e[S::kWidth];
+      ReadEntries(r, g, e);
+#pragma unroll
+      for (int k = 0; k < S::kWidth; ++k) terms[k] = fmaf(e[k], m_.factor, terms[k]);
+    }
+  }
+
   // ---- Beginnings -------------------------------------------------------------------------------------------------
 
   // What the block needs of its member. Loads come together, before the first store; `meanwhile()` while they are under
@@ -276,7 +298,12 @@ class OnChipBlock {
     }
     if (threadIdx.x == 0) m_.reference = reference;
     __syncthreads();
-    const float largest = AddColumnFrames();
+    float largest = 0;
+    if constexpr (kExact) {
+      if (fresh) largest = LargestOfRow();
+    } else {
+      largest = AddColumnFrames();
+    }
     if (fresh && IsRowsFirstLane()) {
       const int row = RowOf();
       m_.rows.frame[row] = -largest;
@@ -290,10 +317,16 @@ class OnChipBlock {
 #pragma unroll
       for (int g = 0; g < S::kGroups; ++g) {
         float e[S::kWidth];
-        ReadEntries(r, g, e);
+        if constexpr (kExact) {
+          FramedExponents(r, g, row, e);
+        } else {
+          ReadEntries(r, g, e);
+#pragma unroll
+          for (int k = 0; k < S::kWidth; ++k) e[k] += row;
+        }
         // What has no mass may have any density, but neither infinity nor NaN.
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) e[k] = FastExp2(fminf(e[k] + row, 126.0f));
+        for (int k = 0; k < S::kWidth; ++k) e[k] = FastExp2(fminf(e[k], 126.0f));
         WriteEntries(e, r, g);
       }
     }
@@ -315,6 +348,33 @@ class OnChipBlock {
 #pragma unroll
         for (int k = 0; k < S::kWidth; ++k) largest[r] = fmaxf(largest[r], e[k] = fmaf(e[k], factor, column[k]));
         WriteEntries(e, r, g);
+      }
+    }
+    return CombineRow(largest, [](float a, float b) { return fmaxf(a, b); });
+  }
+  // kExact: exponents in the frames of columns and in `row`.
+  __device__ void FramedExponents(int r, int g, double row, float (&e)[S::kWidth]) const {
+    float column[S::kWidth];
+    Read(m_.frame + Column(g), column);
+    Number z[S::kWidth];
+#pragma unroll
+    for (int k = 0; k < S::kWidth; ++k) z[k] = column[k] + row;
+    AddExponents(r, g, z);
+#pragma unroll
+    for (int k = 0; k < S::kWidth; ++k) e[k] = static_cast<float>(z[k]);
+  }
+  // kExact: as AddColumnFrames, of entries that are not there yet.
+  __device__ float LargestOfRow() const {
+    float largest[S::kRows];
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) {
+      largest[r] = static_cast<float>(kVoid);
+#pragma unroll
+      for (int g = 0; g < S::kGroups; ++g) {
+        float e[S::kWidth];
+        FramedExponents(r, g, 0, e);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) largest[r] = fmaxf(largest[r], e[k]);
       }
     }
     return CombineRow(largest, [](float a, float b) { return fmaxf(a, b); });

@@ -1,4 +1,4 @@
-// Exponents of a problem on the chip: costs, products of points, or distances.
+// Exponents of a problem on the chip: costs, products of points, or distances. Exact ones lie in memory.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_EXPONENTS_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_EXPONENTS_CUH_
 
@@ -31,7 +31,9 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
 
   // z of this thread's entries, divided by m_.factor; what lies outside repeats some row or column.
   __device__ void MakeExponents() {
-    if constexpr (kSource == Source::kCosts) {
+    if constexpr (kSource == Source::kExact) {
+      return;
+    } else if constexpr (kSource == Source::kCosts) {
       const int64_t m = size(1), base = job_.in.cost.shared ? 0 : member().index * size(0) * m;
       const bool aligned = job_.in.cost.dtype == DType::kFloat32 && m % S::kWidth == 0;
 #pragma unroll

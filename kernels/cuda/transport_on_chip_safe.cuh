@@ -12,9 +12,11 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
  public:
   using Base = OnChipExponents<kSource, kTiles>;
   using Base::Base;
+  using typename Base::Number;
   using typename Base::S;
 
  protected:
+  using Base::AddExponents;
   using Base::Column;
   using Base::job_;
   using Base::lane_;
@@ -22,20 +24,19 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   using Base::Owned;
   using Base::OwnedColumn;
   using Base::Read;
-  using Base::ReadEntries;
   using Base::Row;
   using Base::scale;
   using Base::Spread;
   using Base::warp_;
   using Base::Write;
 
-  // One iteration from phi, under maxima. Entries are exponents divided by m_.factor and stay so.
+  // One iteration from phi, under maxima. Entries, if they are exponents, stay so.
   __device__ void SafeIteration(int* parity) {
     __syncthreads();
     const EngineState& state = m_.state[*parity];
     const double reference = m_.phi[0];  // Potentials may share a constant.
     for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
-      m_.frame[j] = TermOf(m_.phi[j], reference, m_.log_mass[j]);
+      m_.frame[j] = static_cast<float>(TermOf(m_.phi[j], reference, m_.log_mass[j]));
     }
     __syncthreads();
     SafeRows(reference, state.relax);
@@ -52,35 +53,45 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   }
 
  private:
-  __device__ float TermOf(double phi, double reference, float log_mass) const {
-    return static_cast<float>(fma(phi - reference, scale(), static_cast<double>(log_mass)));
+  __device__ double TermOf(double phi, double reference, float log_mass) const {
+    return fma(phi - reference, scale(), static_cast<double>(log_mass));
+  }
+  // Of group g, as exponents are: m_.frame has them in float.
+  __device__ void ColumnTerms(int g, double reference, Number (&terms)[S::kWidth]) const {
+    if constexpr (Base::kExact) {
+#pragma unroll
+      for (int k = 0; k < S::kWidth; ++k) {
+        terms[k] = TermOf(m_.phi[Column(g) + k], reference, m_.log_mass[Column(g) + k]);
+      }
+    } else {
+      Read(m_.frame + Column(g), terms);
+    }
   }
   // The potential after a half step to -lse.
   __device__ double Moved(double phi, double shift, double lse, double rho, double relax) const {
     return HalfStep(phi, lse, scale(), shift, m_.epsilon, rho, relax);
   }
   __device__ void SafeRows(double reference, double relax) {
-    const float factor = m_.factor;
     float mine_max = 0, mine_sum = 1;  // Of row lane_.
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
       float max = static_cast<float>(kVoid), sum = 0;
 #pragma unroll
       for (int g = 0; g < S::kGroups; ++g) {
-        float e[S::kWidth], term[S::kWidth];
-        ReadEntries(r, g, e);
-        Read(m_.frame + Column(g), term);
+        Number e[S::kWidth];
+        ColumnTerms(g, reference, e);
+        AddExponents(r, g, e);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) max = fmaxf(max, fmaf(e[k], factor, term[k]));
+        for (int k = 0; k < S::kWidth; ++k) max = fmaxf(max, static_cast<float>(e[k]));
       }
       for (int lane = 16; lane > 0; lane /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, lane));
 #pragma unroll
       for (int g = 0; g < S::kGroups; ++g) {
-        float e[S::kWidth], term[S::kWidth];
-        ReadEntries(r, g, e);
-        Read(m_.frame + Column(g), term);
+        Number e[S::kWidth];
+        ColumnTerms(g, reference, e);
+        AddExponents(r, g, e);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) sum += FastExp2(fmaf(e[k], factor, term[k]) - max);
+        for (int k = 0; k < S::kWidth; ++k) sum += FastExp2(static_cast<float>(e[k] - max));
       }
       for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
       if (lane_ == r) mine_max = max, mine_sum = sum;
@@ -93,11 +104,10 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   // Parts of columns: `fold(part, exponent, column k of group g)` over this warp's rows.
   template <typename Fold>
   __device__ void FoldColumns(double reference, float first, Fold fold) {
-    const float factor = m_.factor;
-    float row_term[S::kRows];
+    Number row_term[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
-      row_term[r] = TermOf(m_.rows.phi[Row(r)], reference, m_.rows.log_mass[Row(r)]);
+      row_term[r] = static_cast<Number>(TermOf(m_.rows.phi[Row(r)], reference, m_.rows.log_mass[Row(r)]));
     }
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
@@ -107,20 +117,24 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
       for (int k = 0; k < S::kWidth; ++k) part[k] = first;
 #pragma unroll
       for (int r = 0; r < S::kRows; ++r) {
-        float e[S::kWidth];
-        ReadEntries(r, g, e);
+        Number e[S::kWidth];
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) part[k] = fold(part[k], fmaf(e[k], factor, row_term[r]), largest[k]);
+        for (int k = 0; k < S::kWidth; ++k) e[k] = row_term[r];
+        AddExponents(r, g, e);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) part[k] = fold(part[k], e[k], largest[k]);
       }
       Write(part, m_.parts[warp_] + Column(g));
     }
     __syncthreads();
   }
   __device__ void SafeColumns(double reference, double relax) {
-    FoldColumns(reference, static_cast<float>(kVoid), [](float part, float e, float) { return fmaxf(part, e); });
+    FoldColumns(reference, static_cast<float>(kVoid),
+                [](float part, Number e, float) { return fmaxf(part, static_cast<float>(e)); });
     const float largest = this->template Gather<true>();
     Spread(largest, m_.frame);
-    FoldColumns(reference, 0, [](float part, float e, float max) { return part + FastExp2(e - max); });
+    FoldColumns(reference, 0,
+                [](float part, Number e, float max) { return part + FastExp2(static_cast<float>(e - max)); });
     const float sum = this->template Gather<false>();
     const double lse = largest + log2(static_cast<double>(sum)) + reference * scale();
     Spread(Moved(m_.phi[OwnedColumn()], m_.shift[Owned()], lse, m_.rho[1], relax), m_.phi);

@@ -8,6 +8,9 @@
 // Every kOnChipChunk iterations T is made anew whatever happens, so that a solve may be cut there without changing its
 // bits.
 //
+// Problems that need float64 exponents are solved alike: those lie in memory, and what they are in the frames, which is
+// near 0 where there is mass, becomes float.
+//
 // A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then over the cluster's: by
 // the block that owns them, whose new weights go to all blocks, or, of two blocks, by both. So all know the same and
 // decide alike.
@@ -403,7 +406,7 @@ __global__ void __launch_bounds__(Shape<kTiles>::kBlockThreads, Shape<kTiles>::k
     AwaitKernelBefore();
     const int64_t index = Shape<kTiles>::kCluster ? work.block >> (__ffs(ClusterRanks()) - 1) : work.block;
     const EngineState* state = Member{job, index}.state(0);
-    if (state->mode != kFloat || state->stopped) return;
+    if (state->mode != (kSource == Source::kExact ? kMixed : kFloat) || state->stopped) return;
     using Kernel = OnChip<kSource, kTiles>;
     const unsigned base = SharedAddress(DynamicShared()), alignment = alignof(typename Kernel::Memory);
     Kernel(job, index, reinterpret_cast<typename Kernel::Memory*>(DynamicShared() + (0 - base) % alignment))

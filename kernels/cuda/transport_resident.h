@@ -53,12 +53,17 @@ class TransportResident final : public Resident {
   // Iterations that may be enqueued before the host looks again.
   int64_t Allowance() const {
     if (job_.solver.tolerance == 0) return passes_left();
-    const int64_t first = OnChip() && !Has(kMixed) ? kOnChipChunk : kFirstIterations;
+    const int64_t first = IsOnChipAlone() ? kOnChipChunk : kFirstIterations;
     return std::min(passes_left(), std::max<int64_t>(first, launched_ / 2));
   }
   void CountPasses(int64_t count) { launched_ = std::min(passes_, launched_ + count); }
-  // Engines in float32 are solved by the on-chip kernel.
+  // Engines in float32 are solved by the on-chip kernel; those of a mode; all that there are.
   bool OnChip() const { return OnChipTiles(job_) > 0; }
+  bool OnChip(Mode mode) const { return GeometryOf(job_, mode) == Geometry::kOnChip; }
+  bool IsOnChipAlone() const { return OnChip() && (!Has(kMixed) || OnChip(kMixed)); }
+  // Whether engines that are solved there lack their exact exponents; MakeExact: those are enqueued.
+  bool LacksExact() const { return !has_exact_ && Has(kMixed) && OnChip(kMixed); }
+  void MakeExact() { has_exact_ = true; }
   // Whether engines in float32 are streamed from now on. KeepExponents: clouds, whose exponents are enqueued.
   bool Streams() const { return job_.streamed && (job_.dense || kept_); }
   // `done`: passes enqueued that are not counted yet.
@@ -132,7 +137,7 @@ class TransportResident final : public Resident {
   const JobReport* pending_ = nullptr;
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
-  bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false;
+  bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false;
   absl::Status status_;
   SolveReport report_;
 };

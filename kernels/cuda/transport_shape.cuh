@@ -24,6 +24,7 @@ enum class Source : int {
   kProducts,   // Of points; DOUBLE: squared distances.
   kDistances,  // Of points, with a root: |x - y|.
   kCosts,      // A matrix.
+  kExact,      // Themselves, in float64: made once of any of the above for solves on the chip, and of no job's own.
 };
 __host__ __device__ inline Source SourceOf(const Job& job) {
   if (job.dense) return Source::kCosts;
@@ -100,6 +101,14 @@ __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
   return {0, 0, 0, 0};
 }
 __host__ __device__ inline int OnChipTiles(const Job& job) { return OnChipShapeOf(job).tiles; }
+// Whether members of mode kMixed are solved there too, from exponents in memory: unless sums in float32 are too coarse
+// for the tolerance.
+constexpr double kExactToleranceLeast = 5e-7;
+__host__ __device__ inline bool IsExactOnChip(const Job& job) {
+  const double tolerance = job.solver.tolerance;
+  return OnChipTiles(job) > 0 && (tolerance == 0 || tolerance >= kExactToleranceLeast);
+}
+__host__ __device__ inline int ExactColumns(const Job& job) { return (job.size[1] + 3) / 4 * 4; }  // Of a row there.
 // Jobs whose columns are extrapolated, where they are not solved on the chip.
 __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relaxing; }
 // Streamed jobs: float32 costs in memory, or exponents of clouds that are kept there after the first iteration. Rows
@@ -165,6 +174,7 @@ __host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometr
   }
 }
 __host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
+  if (mode == kMixed && IsExactOnChip(job)) return Geometry::kOnChip;
   if (mode != kFloat) return Geometry::kPlain;
   if (OnChipTiles(job) > 0) return Geometry::kOnChip;
   return job.halves ? Geometry::kCloud : Geometry::kPlain;
@@ -172,6 +182,9 @@ __host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
 __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
   const int rows = RowsOf(job, side, geometry);
   return (EngineSize(job, engine, side) + rows - 1) / rows;
+}
+__host__ __device__ inline int64_t ExactBlocks(const Job& job) {
+  return int64_t{1} * RowBlocks(job, 0, 0) * RowBlocks(job, 0, 1);
 }
 // Parts that the columns of a pass are cut into.
 __host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {

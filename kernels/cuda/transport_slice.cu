@@ -120,7 +120,7 @@ class Slice : private SliceLaunches {
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Source source = SourceOf(r.job());
       AddModes(r, [&](Mode mode) {
-        if (mode == kFloat && (r.OnChip() || r.Streams())) return;
+        if (r.OnChip(mode) || (mode == kFloat && r.Streams())) return;
         add({source, mode, source != Source::kCosts && mode == kFloat ? KindOf(r.job()) : 0});
       });
     });
@@ -197,12 +197,26 @@ class Slice : private SliceLaunches {
     return TableOf(chosen, [](const Job& job) { return job.count; });
   }
 
+  // Exponents in float64 of those that are solved from them on the chip, once.
+  void MakeExact(const Set& set) {
+    const Set making = Among(set, [](const TransportResident& r) { return r.LacksExact(); });
+    const auto sources = ByKind<Source>(making, [](const TransportResident& r, auto add) { add(SourceOf(r.job())); });
+    for (const auto& [source, chosen] : sources) {
+      const Table table = TableOf(chosen, [](const Job& job) { return job.count * ExactBlocks(job); });
+      Later(table, [this, source = source](const LaunchTable& t, int64_t blocks) {
+        LaunchExact(t, blocks, source, stream());
+      });
+    }
+    for (int k : making) residents()[k]->MakeExact();
+  }
+
   void RunOnChip(const Set& set, int64_t iterations) {
     const int chunks = static_cast<int>(CeilDiv(iterations, kOnChipChunk));
     using Kind = std::tuple<Source, int, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const OnChipShape shape = OnChipShapeOf(r.job());
       if (shape.tiles > 0 && r.Has(kFloat)) add({SourceOf(r.job()), shape.tiles, shape.ranks});
+      if (r.OnChip(kMixed) && r.Has(kMixed)) add({Source::kExact, shape.tiles, shape.ranks});
     });
     for (const auto& [kind, chosen] : kinds) {
       const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
@@ -226,11 +240,12 @@ class Slice : private SliceLaunches {
       allowance[k] = residents()[k]->Allowance();
       if (residents()[k]->OnChip()) most = std::max(most, std::min(iterations, allowance[k]));
     }
+    MakeExact(set);
     RunOnChip(set, most);
     Set passing;  // Not on the chip alone.
     for (int k : set) {
       TransportResident* r = residents()[k];
-      if (!r->OnChip() || r->Has(kMixed)) {
+      if (!r->IsOnChipAlone()) {
         passing.push_back(k);
         continue;
       }

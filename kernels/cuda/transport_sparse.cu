@@ -151,6 +151,8 @@ void LaunchSparse(const LaunchTable& table, int64_t blocks, Source source, Mode 
       return Launch<Source::kDistances>(table, blocks, mode, storing, stream);
     case Source::kCosts:
       return Launch<Source::kCosts>(table, blocks, mode, storing, stream);
+    case Source::kExact:
+      return;  // On the chip alone.
   }
 }
 

@@ -71,6 +71,7 @@ struct Layout {
   int64_t stream_reference;  // double: what columns' potentials are seen from
   int64_t exponents;         // float or, of FAST, half [n, StreamColumns]; jobs that KeepExponents
   int64_t frame[2];          // double[size]: the phi that they were made at
+  int64_t exact;             // double[n, ExactColumns]: z; jobs that IsExactOnChip
   int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
   int64_t anderson;          // AndersonState; jobs that are accelerated
   int64_t anderson_vectors;  // double[2 + 2 kAndersonWindow, m]

@@ -95,6 +95,23 @@ TEST_P(TransportTest, ManyIterationsAtSmallEpsilon) {
   }
 }
 
+// At every size that is solved whole by a block or a cluster of a GPU, with exponents too large for float32.
+TEST_P(TransportTest, SmallEpsilonAtEverySize) {
+  const int64_t sizes[][2] = {{60, 41}, {120, 128}, {250, 199}, {400, 512}, {700, 530}, {601, 1003}};
+  int seed = 310;
+  for (const auto& [n, m] : sizes) {
+    const std::string size = absl::StrCat(n, " x ", m);
+    Transport problem = RandomClouds(n, m, 3, 1e-3, ++seed);
+    Check(problem, 6, size);
+    problem.point_cost = PointCost::kEuclidean;
+    Check(problem, 6, size + " Euclidean");
+    problem.point_cost = PointCost::kSquaredEuclidean;
+    problem.solver.rho_a = 0.3;
+    Check(problem, 6, size + " relaxed");
+    Check(RandomDense(n, m, 1e-3, ++seed), 6, size + " dense");
+  }
+}
+
 TEST_P(TransportTest, Thousands) {
   for (double epsilon : {1e-3, 0.1}) {
     CheckBothRules(RandomClouds(1009, 997, 3, epsilon, 200), 4, absl::StrCat("d 3 eps ", epsilon));
@@ -209,6 +226,23 @@ TEST_P(TransportTest, RelaxedMarginals) {
         CheckBothRules(problem, 8, name);
         problem.solver.epsilon_decay = 0.3;
         CheckBothRules(problem, 8, name + " annealed");
+      }
+    }
+  }
+}
+
+// Of many coordinates, with centres that are near each other and far apart.
+TEST_P(TransportTest, RelaxedAtManyCoordinates) {
+  const int64_t sizes[][2] = {{150, 130}, {1100, 1030}};
+  for (const auto& [n, m] : sizes) {
+    for (double apart : {0.0, 0.3, 3.0}) {
+      for (double epsilon : {0.1, 2.0}) {
+        Transport problem = RandomClouds(n, m, 64, epsilon, 253);
+        problem.b = Random(254).Masses(m, 1.75);
+        for (double& y : problem.y) y = static_cast<float>(y + apart);
+        problem.solver.rho_a = 1;
+        problem.solver.rho_b = 3;
+        Check(problem, 6, absl::StrCat(n, " x ", m, ", apart ", apart, ", eps ", epsilon));
       }
     }
   }

@@ -1,0 +1,14 @@
+// Whole solves of small problems (transport_on_chip_solve.cuh) from exponents in float64: a file of its own, since it is
+// as much to compile again.
+#include "kernels/cuda/transport_on_chip_solve.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+void LaunchOnChipExact(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks,
+                       cudaStream_t stream) {
+  LaunchSolves<Source::kExact>(table, blocks, tiles, ranks, chunks, stream);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
