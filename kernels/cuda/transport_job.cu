@@ -113,7 +113,10 @@ Layout LayoutOf(const Job& job) {
     at.exponents = part.Take(KeptBytes(job));
     for (int side = 0; side < 2; ++side) at.frame[side] = part.Take(size[side] * sizeof(double));
   }
-  if (IsExactOnChip(job)) at.exact = part.Take(int64_t{job.size[0]} * ExactColumns(job) * sizeof(double));
+  // Whatever clusters can be had: a layout is asked for before that is known.
+  Job widest = job;
+  widest.wide_clusters = true;
+  if (IsExactOnChip(widest)) at.exact = part.Take(int64_t{job.size[0]} * ExactColumns(job) * sizeof(double));
   at.chunk_stats = part.Take(PreparedStats(job) * sizeof(ChunkStats));
   at.linear_value = part.Take(blocks * sizeof(double));
   if (job.out.sparse_plan.max_entries > 0) at.row_mass = part.Take(size[0] * sizeof(double));
