@@ -358,6 +358,11 @@ std::vector<Row> Rows(const std::string& argument) {
   for (int64_t n : {1000, 4096, 10000}) {
     add("relaxed", [&](Row* r) { r->n = r->m = n, r->dim = 64, r->rho = 1, r->repeats = 10; });
   }
+  for (const auto& [n, dim] : {std::make_pair(1000, 3), std::make_pair(4096, 3), std::make_pair(4096, 64)}) {
+    add("small epsilon", [&](Row* r) {
+      r->n = r->m = n, r->dim = dim, r->epsilon = dim == 3 ? 1e-3 : 1e-2, r->iterations = 100, r->repeats = 5;
+    });
+  }
   // Shows 3.
   const int64_t batches[][3] = {{256, 64, 64}, {256, 128, 64}, {256, 256, 64}, {64, 512, 64}, {1024, 64, 3}};
   for (const auto& [count, n, dim] : batches) {
@@ -375,10 +380,10 @@ std::vector<Row> Rows(const std::string& argument) {
       }
     }
     for (int64_t count : {1, 64}) {
-      if (n > 1000) continue;
+      if (n > 1000 && count > 1) continue;
       add("to 1e-6", [&](Row* r) {
         r->count = count, r->n = r->m = n, r->dim = 64, r->iterations = 20000, r->tolerance = 1e-6;
-        r->check = false, r->repeats = 5;
+        r->check = false, r->repeats = n == 1000 ? 5 : 2;
       });
     }
     for (bool relaxed : {false, true}) {
@@ -474,10 +479,15 @@ std::vector<Row> Rows(const std::string& argument) {
         add("tiny", [&](Row* r) { r->n = n, r->m = m, r->dim = 6, r->dense = dense, r->epsilon = 1e-3; });
       }
     }
+    // And in memory, in frames.
+    for (PointCost cost : kCosts) {
+      add("tiny", [&](Row* r) { r->n = 1030, r->m = 1100, r->dim = 3, r->cost = cost, r->epsilon = 1e-3; });
+    }
+    add("tiny", [](Row* r) { r->dense = true, r->n = 1030, r->m = 1101, r->epsilon = 1e-3; });
     for (int64_t n : {60, 120, 250, 400, 2048}) {
       add("tiny", [&](Row* r) { r->dense = true, r->n = n, r->m = n == 2048 ? 1024 : n; });
     }
-    for (Row& row : rows) row.iterations = 3, row.check = false, row.repeats = 1;
+    for (Row& row : rows) row.iterations = row.n == 1030 ? 6 : 3, row.check = false, row.repeats = 1;
     // Exponents that are kept.
     for (const auto& [m, dim] : {std::make_pair(1100, 20), std::make_pair(1100, 300), std::make_pair(8200, 100)}) {
       for (Precision precision : {Precision::kStrict, Precision::kFast}) {

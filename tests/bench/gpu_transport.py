@@ -159,6 +159,10 @@ def batches(lines):
 def convergence(lines):
     rows = [[r["name"], f"{r['count']} x {r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]),
              show(r["median_ms"]), show(max(r["error_a"], r["error_b"]))] for r in lines if "1e-6" in r["name"]]
+    small = [[f"{r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]), show(r["median_ms"]),
+              show(r["error_eps"]), show(r["workspace_mb"])] for r in lines if r["name"] == "small epsilon"]
+    table("Small epsilon: exponents need float64. Forward, STRICT, ms",
+          ["n = m, d", "eps", "iterations", "ms", "error / eps", "MB"], small)
     table("To a marginal error of 1e-6, STRICT (issue 5, shows 4)",
           ["what", "problems x n = m, d", "eps", "iterations", "ms", "error reached"], rows)
     rows = [[str(r["n"]), str(r["dim"]), str(r["iterations"]), show(r["median_ms"]), show(r["workspace_mb"])]
