@@ -14,7 +14,7 @@ constexpr double kRoundingError = 1e-5;
 // Float32 sums made anew may differ by this part of a residual: what stops must still hold when it is measured.
 constexpr double kMeasuringRoom = 0.97;
 __device__ inline double RoomOf(const Job& job, const EngineState& s) {
-  return s.mode == kFloat || GeometryOf(job, s.mode) == Geometry::kOnChip ? kMeasuringRoom : 1;
+  return s.mode == kFloat || GeometryOf(job, s.mode) == Geometry::kOnChip || job.framed ? kMeasuringRoom : 1;
 }
 
 // ---- Over-relaxation (kernels/cpu/relaxation.h) -------------------------------------------------------------------

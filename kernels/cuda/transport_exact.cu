@@ -1,7 +1,10 @@
-// Exponents in float64 to memory, from where a problem on the chip makes its densities (transport_on_chip_solve.cuh).
+// Exponents that need float64 to memory. To make them anew in every half step, as passes do, takes longer than
+// everything else on a chip whose units for float64 are few.
 //
-// To make them anew in every half step, as passes do, takes longer than everything else on a chip whose units for
-// float64 are few; here that is done once.
+// Of a problem on the chip, which makes its densities of them (transport_on_chip_solve.cuh): as they are, once.
+// Of larger ones, for sweeps (transport_stream.cu): in the frame of the potentials, z_ij + (phi_i + phi_j) s, which is
+// near 0 wherever the plan has mass, so that a float has all its digits. They lose them as potentials move on: by m
+// units of epsilon, a density is off by m 4e-8. So frames are renewed now and then.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_tile.cuh"
@@ -10,10 +13,13 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// A block has kTile rows and kTile columns. Columns behind the last repeat it.
+// Blocks have kTile rows and kTile columns. What MakeTile makes of columns behind the last repeats it.
+template <Source kSource>
+using ExactMemory = TileMemory<kSource == Source::kCosts, kMixed>;
+
 template <Source kSource>
 __global__ void __launch_bounds__(kThreads) ExactKernel(LaunchTable table) {
-  __shared__ TileMemory<kSource == Source::kCosts, kMixed> memory;
+  __shared__ ExactMemory<kSource> memory;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
   const int64_t blocks = ExactBlocks(job), block = work.block % blocks;
@@ -37,6 +43,48 @@ __global__ void __launch_bounds__(kThreads) ExactKernel(LaunchTable table) {
   }
 }
 
+template <Source kSource>
+__global__ void __launch_bounds__(kThreads) FrameKernel(LaunchTable table, bool first) {
+  __shared__ ExactMemory<kSource> memory;
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  const int64_t blocks = FrameBlocks(job), block = work.block % blocks;
+  const Member member{job, work.block / blocks};
+  EngineState* state = member.state(0);
+  if (state->mode != kMixed || (state->stopped && !first)) return;
+  const TileContext c = MakeTileContext(job, member.index, 0, 0, state->epsilon);
+  const int columns = StreamColumns(job), tiles = static_cast<int>(CeilDiv(columns, kTile));
+  const int row0 = static_cast<int>(block / tiles) * kTile, col0 = static_cast<int>(block % tiles) * kTile;
+  const double* row_phi = member.phi(0, state->parity, 0);
+  const double* column_phi = member.phi(0, state->parity, 1);
+  // 1. The frame, by the first blocks.
+  const int i = row0 + static_cast<int>(threadIdx.x), j = col0 + static_cast<int>(threadIdx.x);
+  if (col0 == 0 && threadIdx.x < kTile && i < c.rows) member.At<double>(job.at.frame[0])[i] = row_phi[i];
+  if (row0 == 0 && threadIdx.x < kTile && j < c.columns) member.At<double>(job.at.frame[1])[j] = column_phi[j];
+  if (block == 0 && threadIdx.x == 0) {
+    state->kept = 1;
+    *member.At<double>(job.at.stream_reference) = 0;
+  }
+  // 2. Exponents in it.
+  double z[4][4];
+  MakeTileOf<kSource, kMixed>(c, row0, col0, &memory, z);
+  const int first_column = col0 + 4 * c.col_lane;
+  if (first_column >= columns) return;
+  double phi[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) phi[k] = column_phi[min(first_column + k, c.columns - 1)];
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = row0 + 4 * c.row_lane + r;
+    if (row >= c.rows) continue;
+    float e[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) e[k] = static_cast<float>(fma(row_phi[row] + phi[k], c.scale, z[r][k]));
+    float* to = member.At<float>(job.at.exponents) + int64_t{row} * columns + first_column;
+    *reinterpret_cast<float4*>(to) = make_float4(e[0], e[1], e[2], e[3]);
+  }
+}
+
 }  // namespace
 
 void LaunchExact(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream) {
@@ -49,6 +97,19 @@ void LaunchExact(const LaunchTable& table, int64_t blocks, Source source, cudaSt
       return LaunchKernel(ExactKernel<Source::kCosts>, blocks, kThreads, 0, stream, table);
     case Source::kExact:
       return;  // No job's own.
+  }
+}
+
+void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, bool first, cudaStream_t stream) {
+  switch (source) {
+    case Source::kProducts:
+      return LaunchKernel(FrameKernel<Source::kProducts>, blocks, kThreads, 0, stream, table, first);
+    case Source::kDistances:
+      return LaunchKernel(FrameKernel<Source::kDistances>, blocks, kThreads, 0, stream, table, first);
+    case Source::kCosts:
+      return LaunchKernel(FrameKernel<Source::kCosts>, blocks, kThreads, 0, stream, table, first);
+    case Source::kExact:
+      return;
   }
 }
 

@@ -186,7 +186,10 @@ __device__ DualValue DualOf(const Member& member, int engine) {
   // Distances are as wrong as the coordinates that they are made of.
   if (SourceOf(job) == Source::kDistances) both += state.cost_max * kLog2E / epsilon;
   const double masses = state.total_mass[0] * state.total_mass[1];
-  const double exponent = state.mode == kFloat ? 0x1p-21 : 0x1p-49, density = state.mode == kDouble ? 1e-13 : 2e-6;
+  // What is framed is near 0, as float; on the chip at most twice what scalings may drift by.
+  const bool coarse = state.mode == kFloat || IsStreamed(job, state);
+  const bool drifts = state.mode == kMixed && GeometryOf(job, kMixed) == Geometry::kOnChip;
+  const double exponent = coarse ? 0x1p-21 : 0x1p-49, density = state.mode == kDouble ? 1e-13 : drifts ? 5e-6 : 2e-6;
   return {epsilon * masses + dual - epsilon * plan_mass,
           epsilon * plan_mass * (exponent * both + density) + 1e-13 * (epsilon * masses + terms)};
 }

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable ta
   const Member member{job, place.member};
   const int side = place.side, first_part = depths * place.group / groups;
   const int parts = depths * (place.group + 1) / groups - first_part;
-  if (!IsStreamed(job, *member.state(0)) || !IsSolved(member)) return;
+  if (member.state(0)->mode != kFloat || !IsStreamed(job, *member.state(0)) || !IsSolved(member)) return;
   if (threadIdx.x == 0) {
     FillShape(member, RowBlock{member.index, 0, place.block, place.rank, ranks}, side, Pass::kMeasure, &c);
     FillState(member, &c);

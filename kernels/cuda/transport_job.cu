@@ -51,6 +51,7 @@ Layout LayoutOf(const Job& job) {
   Partition part;
   const int64_t size[2] = {job.size[0], job.size[1]}, dim = job.dim;
   const int64_t most = std::max(size[0], size[1]), blocks = CeilDiv(most, kTile);
+  const bool sweeps = job.streamed || job.framed;
   int64_t densities = 0;
   at.state = part.Take(job.engines * sizeof(EngineState));
   at.arrival_stride = blocks + 1;
@@ -87,7 +88,7 @@ Layout LayoutOf(const Job& job) {
       for (int parity = 0; parity < 2; ++parity) at.phi[e][parity][side] = part.Take(vector);
       at.ratio[e][side] = part.Take(vector);
       const int blocks = std::max(
-          {RowBlocks(job, e, side), kOnChipRanksMost, job.streamed ? RowBlocks(job, e, side, Geometry::kStream) : 0});
+          {RowBlocks(job, e, side), kOnChipRanksMost, sweeps ? RowBlocks(job, e, side, Geometry::kStream) : 0});
       at.stats[e][side] = part.Take(blocks * sizeof(BlockStats));
     }
     int64_t partial = 0;
@@ -103,13 +104,13 @@ Layout LayoutOf(const Job& job) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
-  if (job.streamed) {
+  if (sweeps) {
     const int64_t row = StreamColumns(job) * static_cast<int64_t>(sizeof(float));
     at.stream_partial = part.Take(StreamSlabs(job) * row);
     at.stream_terms = part.Take(row);
     at.stream_reference = part.Take(sizeof(double));
   }
-  if (job.streamed && !job.dense) {
+  if (job.framed || (job.streamed && !job.dense)) {
     at.exponents = part.Take(KeptBytes(job));
     for (int side = 0; side < 2; ++side) at.frame[side] = part.Take(size[side] * sizeof(double));
   }
@@ -177,6 +178,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   job.lean = job.halves && IsSquared(job) && job.engines == 1 && OnChipTiles(job) > 0 && job.dim <= kDepth &&
              !ReadsPoints(job);
   job.streamed = StreamsCosts(job) || KeepsExponents(job);
+  job.framed = FramesExponents(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
   return job;

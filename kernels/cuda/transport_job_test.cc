@@ -21,6 +21,7 @@ TEST(TransportJobTest, LayoutsDoNotDependOnWideClusters) {
           const Job with = JobOf(problem, {true, true}), without = JobOf(problem, {true, false});
           EXPECT_EQ(with.at.bytes, without.at.bytes) << absl::StrCat(n, " x ", m, " d ", dim);
           EXPECT_EQ(with.streamed, without.streamed) << absl::StrCat(n, " x ", m, " d ", dim);
+          EXPECT_EQ(with.framed, without.framed) << absl::StrCat(n, " x ", m, " d ", dim);
         }
       }
     }

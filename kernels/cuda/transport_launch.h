@@ -78,6 +78,9 @@ bool HasWideClusters();
 // ---- transport_exact.cu: exponents in float64 to memory, for solves on the chip -----------------------------------
 // Of members in kMixed, of jobs that IsExactOnChip: ExactBlocks of a member.
 void LaunchExact(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
+// The same in float32, in the frame of their potentials, for sweeps: of jobs that are framed, after an iteration.
+// FrameBlocks of a member. `first`: they are the members' first, and even those that have stopped get them.
+void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, bool first, cudaStream_t stream);
 
 // ---- transport_exponents.cu: exponents of clouds to memory --------------------------------------------------------
 // Of jobs that KeepsExponents, after their first iteration: PassBlocks of a member and side 0. Jobs of one launch have

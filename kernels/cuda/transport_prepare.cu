@@ -484,8 +484,9 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
     const TensorView& initial = side == 0 ? job.in.initial_f : job.in.initial_g;
     const double f = initial.data == nullptr ? 0 : LoadInput(initial, member.index, count, i);
     member.phi(0, 0, side)[i] = f - member.Shift(0, side, i);
-    if (job.streamed) member.phi(0, 1, side)[i] = 0;  // Read beside the other before it is known which.
-    if (side == 1 && i == 0 && job.streamed) *member.At<double>(job.at.stream_reference) = job.dense ? f : 0;
+    const bool sweeps = job.streamed || job.framed;
+    if (sweeps) member.phi(0, 1, side)[i] = 0;  // Read beside the other before it is known which.
+    if (side == 1 && i == 0 && sweeps) *member.At<double>(job.at.stream_reference) = job.dense ? f : 0;
     if (job.engines > 1) {
       for (int s = 0; s < 2; ++s) member.phi(1 + side, 0, s)[i] = -member.Shift(1 + side, s, i);
     }

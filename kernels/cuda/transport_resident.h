@@ -69,6 +69,13 @@ class TransportResident final : public Resident {
   // `done`: passes enqueued that are not counted yet.
   bool MayKeepExponents(int64_t done) const { return job_.streamed && !Streams() && launched_ + done > 0; }
   void KeepExponents() { kept_ = true; }
+  // The same for engines in kMixed; frames are renewed after 1, 2, 4, 8 ... iterations: later ones move potentials less.
+  bool StreamsFrames() const { return framed_; }
+  bool WantsFrames() const { return job_.framed && Has(kMixed) && launched_ > 0 && (launched_ & (launched_ - 1)) == 0; }
+  void RenewFrames() {
+    framed_ = true;
+    swept_ = false;  // Columns' terms are of the frame before.
+  }
   bool HasKeptGradient() const { return kept_ && job_.dim > kDepth; }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals
   // decide nothing.
@@ -137,7 +144,8 @@ class TransportResident final : public Resident {
   const JobReport* pending_ = nullptr;
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
-  bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false;
+  bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
+       framed_ = false;
   absl::Status status_;
   SolveReport report_;
 };

@@ -125,7 +125,8 @@ __host__ __device__ inline bool StreamsCosts(const Job& job) {
 }
 // Numbers of a row.
 __host__ __device__ inline int StreamColumns(const Job& job) {
-  return job.dense ? job.size[1] : static_cast<int>(CeilDiv(job.size[1], kCloudTile) * kCloudTile);
+  return job.dense && job.size[1] % 4 == 0 ? job.size[1]
+                                           : static_cast<int>(CeilDiv(job.size[1], kCloudTile) * kCloudTile);
 }
 // Clouds whose exponents are kept: where reading them takes less time than making them anew (measured on an H200: of 32
 // coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of a member, is not too much.
@@ -144,8 +145,27 @@ __host__ __device__ inline bool KeepsExponents(const Job& job) {
          job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
          (rows > kOnChipSide || columns > kOnChipSide) && KeptBytes(job) <= kKeptBytesMost;
 }
+// Framed jobs: members in kMixed are swept too, from float32 exponents in the frame of their potentials, which is
+// renewed as those move. Only the data tell whether a job has such members: jobs that keep no exponents otherwise are
+// given room for them where it is little, or where the tolerance makes it likely.
+constexpr int kFramedRowsLeast = 512, kFramedPairsLeast = 1 << 20;
+constexpr int64_t kFramedBytesMost = int64_t{64} << 20;
+constexpr double kFramedTolerance = 1e-5;
+__host__ __device__ inline bool FramesExponents(const Job& job) {
+  const int64_t rows = job.size[0], columns = job.size[1];
+  const double tolerance = job.solver.tolerance;
+  if (!MayStream(job) || PlanesOf(job) == 1 || job.solver.epsilon_decay != 0 ||
+      job.solver.max_iterations < kKeptIterationsLeast || (tolerance > 0 && tolerance < kExactToleranceLeast) ||
+      rows < kFramedRowsLeast || rows * columns < kFramedPairsLeast ||
+      (rows <= kOnChipSide && columns <= kOnChipSide)) {
+    return false;
+  }
+  const bool likely = KeepsExponents(job) || (tolerance > 0 && tolerance <= kFramedTolerance);
+  return KeptBytes(job) <= (likely ? kKeptBytesMost : kFramedBytesMost);
+}
 // Whether passes over an engine in this state are: its statistics then lie as Geometry::kStream.
 __host__ __device__ inline bool IsStreamed(const Job& job, const EngineState& state) {
+  if (state.mode == kMixed) return job.framed && state.kept;
   return job.streamed && state.mode == kFloat && (job.dense || state.kept);
 }
 __host__ __device__ inline int StreamRows(const Job& job) {  // Of a slab.
@@ -185,6 +205,9 @@ __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, G
 }
 __host__ __device__ inline int64_t ExactBlocks(const Job& job) {
   return int64_t{1} * RowBlocks(job, 0, 0) * RowBlocks(job, 0, 1);
+}
+__host__ __device__ inline int64_t FrameBlocks(const Job& job) {
+  return RowBlocks(job, 0, 0) * CeilDiv(StreamColumns(job), kTile);
 }
 // Parts that the columns of a pass are cut into.
 __host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {

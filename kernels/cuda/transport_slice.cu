@@ -99,7 +99,9 @@ class Slice : private SliceLaunches {
   Passes PassesOf(const Set& set) {
     Passes passes;
     passes.others = TablesOf(set);
-    passes.streaming = Among(set, [](const TransportResident& r) { return r.Streams() && r.Has(kFloat); });
+    passes.streaming = Among(set, [](const TransportResident& r) {
+      return (r.Streams() && r.Has(kFloat)) || (r.StreamsFrames() && r.Has(kMixed));
+    });
     using Kind = std::pair<bool, int>;
     const auto kinds = ByKind<Kind>(passes.streaming, [](const TransportResident& r, auto add) {
       const StreamLaunch launch = StreamLaunchOf(r.job());
@@ -120,7 +122,7 @@ class Slice : private SliceLaunches {
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Source source = SourceOf(r.job());
       AddModes(r, [&](Mode mode) {
-        if (r.OnChip(mode) || (mode == kFloat && r.Streams())) return;
+        if (r.OnChip(mode) || (mode == kFloat ? r.Streams() : r.StreamsFrames())) return;
         add({source, mode, source != Source::kCosts && mode == kFloat ? KindOf(r.job()) : 0});
       });
     });
@@ -170,7 +172,7 @@ class Slice : private SliceLaunches {
     }
   }
 
-  // Exponents of clouds that have done their first iteration; whether there are any. `done`: see MayKeepExponents.
+  // Exponents of clouds that have done their first iteration, frames of others; whether there are any. `done`: see MayKeepExponents.
   bool KeepExponents(const Set& set, int64_t done) {
     const Set keeping =
         Among(set, [done](const TransportResident& r) { return r.MayKeepExponents(done) && r.Has(kFloat); });
@@ -189,7 +191,23 @@ class Slice : private SliceLaunches {
       });
     }
     for (int k : keeping) residents()[k]->KeepExponents();
-    return !keeping.empty();
+    const bool framed = RenewFrames(set);
+    return framed || !keeping.empty();
+  }
+  bool RenewFrames(const Set& set) {
+    const Set framing = Among(set, [](const TransportResident& r) { return r.WantsFrames(); });
+    using Kind = std::pair<Source, bool>;
+    const auto kinds = ByKind<Kind>(framing, [](const TransportResident& r, auto add) {
+      add({SourceOf(r.job()), !r.StreamsFrames()});
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      const Table table = TableOf(chosen, [](const Job& job) { return job.count * FrameBlocks(job); });
+      Later(table, [this, kind = kind](const LaunchTable& t, int64_t blocks) {
+        LaunchFrames(t, blocks, kind.first, kind.second, stream());
+      });
+    }
+    for (int k : framing) residents()[k]->RenewFrames();
+    return !framing.empty();
   }
 
   Table AcceleratedOf(const Set& set) {

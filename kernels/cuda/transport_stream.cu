@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1)
     if (thread == 0) ring.Abandon(last - first);
     return;
   }
-  columns.factor = job.dense ? static_cast<float>(-frame.scale) : 1;
+  columns.factor = AreCosts(member) ? static_cast<float>(-frame.scale) : 1;
   // 3. Rows.
   const RowBlock block = {member.index, 0, slab, 0, 1};
   const bool judged = pass != Pass::kIterate || job.solver.tolerance > 0;

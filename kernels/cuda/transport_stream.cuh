@@ -32,13 +32,18 @@ struct StreamFrame {
 __device__ inline StreamFrame StreamFrameOf(const Member& member, const EngineState& state) {
   return {*member.At<double>(member.job.at.stream_reference), kLog2E / state.epsilon};
 }
+// Whether numbers are costs as they were given. What members that are not swept are told is there too.
+__device__ inline bool AreCosts(const Member& member) {
+  const Job& job = member.job;
+  return job.dense && job.streamed && (!job.framed || member.state(0)->mode == kFloat);
+}
 __device__ inline double BaseOf(const Member& member, int side, int i) {
-  return member.job.dense ? 0 : member.At<double>(member.job.at.frame[side])[i];
+  return AreCosts(member) ? 0 : member.At<double>(member.job.at.frame[side])[i];
 }
 template <typename T>
 __device__ inline const T* NumbersOf(const Member& member) {
   const Job& job = member.job;
-  if (!job.dense) return member.At<T>(job.at.exponents);
+  if (!AreCosts(member)) return member.At<T>(job.at.exponents);
   const int64_t first = job.in.cost.shared ? 0 : member.index * job.size[0] * job.size[1];
   return static_cast<const T*>(job.in.cost.data) + first;
 }

@@ -41,7 +41,7 @@ __device__ double LogSumOfColumn(const Member& member, const StreamFrame& frame,
   const Job& job = member.job;
   const int part = threadIdx.x / kEndColumns, column = threadIdx.x % kEndColumns;
   const T* numbers = NumbersOf<T>(member) + j;
-  const double factor = job.dense ? -frame.scale : 1;
+  const double factor = AreCosts(member) ? -frame.scale : 1;
   const auto exponent = [&](int i) {
     const double number = LoadNumber(numbers + int64_t{i} * StreamColumns(job));
     return number * factor + frame.RowTerm(row_phi[i], BaseOf(member, 0, i)) + member.log_mass(0)[i];

@@ -69,7 +69,7 @@ struct Layout {
   int64_t stream_partial;    // float[StreamSlabs, StreamColumns]; streamed jobs
   int64_t stream_terms;      // float[StreamColumns]
   int64_t stream_reference;  // double: what columns' potentials are seen from
-  int64_t exponents;         // float or, of FAST, half [n, StreamColumns]; jobs that KeepExponents
+  int64_t exponents;         // float or, of FAST, half [n, StreamColumns]; jobs that KeepExponents or are framed
   int64_t frame[2];          // double[size]: the phi that they were made at
   int64_t exact;             // double[n, ExactColumns]: z; jobs that IsExactOnChip
   int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
@@ -95,6 +95,7 @@ struct alignas(16) Job {
   bool hopper;                // Kernels for it are there.
   bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
   bool streamed;              // transport_stream.cu, in float32; clouds when their exponents are kept.
+  bool framed;                // The same in kMixed, from exponents in frames that are renewed.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.
   bool lean;                  // In no other way, unless the data need more than float32.

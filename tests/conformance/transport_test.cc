@@ -95,6 +95,14 @@ TEST_P(TransportTest, ManyIterationsAtSmallEpsilon) {
   }
 }
 
+// Takes the mass of the first and the last point of either side.
+void EmptyEnds(Transport* problem) {
+  for (auto* mass : {&problem->a, &problem->b}) {
+    (*mass)[3] += mass->front() + mass->back();
+    mass->front() = mass->back() = 0;
+  }
+}
+
 // At every size that is solved whole by a block or a cluster of a GPU, with exponents too large for float32.
 TEST_P(TransportTest, SmallEpsilonAtEverySize) {
   const int64_t sizes[][2] = {{60, 41}, {120, 128}, {250, 199}, {400, 512}, {700, 530}, {601, 1003}};
@@ -112,6 +120,28 @@ TEST_P(TransportTest, SmallEpsilonAtEverySize) {
   }
 }
 
+// The same beyond, where a GPU keeps them in memory: potentials move by hundreds of epsilon.
+TEST_P(TransportTest, SmallEpsilonInMemory) {
+  const int64_t sizes[][2] = {{1100, 1030}, {600, 2001}};
+  int seed = 330;
+  for (const auto& [n, m] : sizes) {
+    const std::string size = absl::StrCat(n, " x ", m);
+    Transport problem = RandomClouds(n, m, 3, 1e-3, ++seed);
+    EmptyEnds(&problem);
+    Check(problem, 21, size);
+    problem.point_cost = PointCost::kEuclidean;
+    Check(problem, 6, size + " Euclidean");
+    problem.point_cost = PointCost::kSquaredEuclidean;
+    problem.solver.rho_a = 0.3;
+    Check(problem, 6, size + " relaxed");
+    problem = RandomDense(n, m, 1e-3, ++seed);
+    EmptyEnds(&problem);
+    for (double& cost : problem.cost) cost += 5;
+    problem.initial_g = Random(seed).Uniforms(m, 9, 10);
+    Check(problem, 21, size + " dense");
+  }
+}
+
 TEST_P(TransportTest, Thousands) {
   for (double epsilon : {1e-3, 0.1}) {
     CheckBothRules(RandomClouds(1009, 997, 3, epsilon, 200), 4, absl::StrCat("d 3 eps ", epsilon));
@@ -120,14 +150,6 @@ TEST_P(TransportTest, Thousands) {
   }
   CheckBothRules(RandomClouds(20011, 3, 2, 0.01, 203), 5, "n >> m");
   CheckBothRules(RandomClouds(2, 10007, 2, 0.01, 204), 5, "m >> n");
-}
-
-// Takes the mass of the first and the last point of either side.
-void EmptyEnds(Transport* problem) {
-  for (auto* mass : {&problem->a, &problem->b}) {
-    (*mass)[3] += mass->front() + mass->back();
-    mass->front() = mass->back() = 0;
-  }
 }
 
 // Sizes at which it pays to keep what products make.
