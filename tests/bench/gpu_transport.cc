@@ -98,7 +98,7 @@ struct Row {
   int iterations = 10;
   double tolerance = 0;
   double rho = std::numeric_limits<double>::infinity();
-  bool symmetric = false, over_relaxation = true, gradient = false, mixture = false;
+  bool symmetric = false, over_relaxation = true, gradient = false, mixture = false, debias = false;
   Precision precision = Precision::kStrict;
   PointCost cost = PointCost::kSquaredEuclidean;
   bool check = true;
@@ -136,8 +136,10 @@ struct Answer {
         g(row.count * row.m * sizeof(double)),
         gradient_x(row.gradient ? row.count * row.n * row.dim * sizeof(float) : 0),
         gradient_y(row.gradient ? row.count * row.m * row.dim * sizeof(float) : 0),
+        f_aa(row.debias ? row.count * row.n * sizeof(double) : 0),
+        g_bb(row.debias ? row.count * row.m * sizeof(double) : 0),
         value(row.count * sizeof(double)) {}
-  DeviceBuffer f, g, gradient_x, gradient_y, value;
+  DeviceBuffer f, g, gradient_x, gradient_y, f_aa, g_bb, value;
   Convergence convergence;
 };
 
@@ -158,10 +160,13 @@ Problem ProblemOf(const Row& row, const Inputs& in, const Answer& answer, Precis
   p.solver.rho_a = p.solver.rho_b = row.rho;
   p.solver.over_relaxation = row.over_relaxation;
   p.solver.precision = precision;
+  p.solver.debias = row.debias;
   if (row.symmetric) p.solver.update_rule = UpdateRule::kSymmetric;
   p.outputs.value = static_cast<double*>(answer.value.data());
   p.outputs.f = {DType::kFloat64, answer.f.data()};
   p.outputs.g = {DType::kFloat64, answer.g.data()};
+  if (row.debias) p.outputs.f_aa = {DType::kFloat64, answer.f_aa.data()};
+  if (row.debias) p.outputs.g_bb = {DType::kFloat64, answer.g_bb.data()};
   if (row.gradient) p.outputs.gradient_x = {DType::kFloat32, answer.gradient_x.data()};
   if (row.gradient) p.outputs.gradient_y = {DType::kFloat32, answer.gradient_y.data()};
   return p;
@@ -208,10 +213,12 @@ std::vector<double> Read(const DeviceBuffer& buffer, size_t count) {
   return values;
 }
 
-// Largest difference of the potentials f + g's gauge-free parts, in epsilons.
+// Largest difference of potentials, those of the self-terms too, in epsilons.
 double Difference(const Row& row, const Answer& p, const Answer& q) {
   double worst = 0;
-  for (const auto& [a, b, size] : {std::make_tuple(&p.f, &q.f, row.n), std::make_tuple(&p.g, &q.g, row.m)}) {
+  const int64_t n = row.debias ? row.n : 0, m = row.debias ? row.m : 0;
+  for (const auto& [a, b, size] : {std::make_tuple(&p.f, &q.f, row.n), std::make_tuple(&p.g, &q.g, row.m),
+                                   std::make_tuple(&p.f_aa, &q.f_aa, n), std::make_tuple(&p.g_bb, &q.g_bb, m)}) {
     const std::vector<double> u = Read(*a, row.count * size), v = Read(*b, row.count * size);
     for (size_t k = 0; k < u.size(); ++k) {
       const double difference = std::abs(u[k] - v[k]);
@@ -368,6 +375,15 @@ std::vector<Row> Rows(const std::string& argument) {
   for (const auto& [count, n, dim] : batches) {
     add("batch", [&](Row* r) { r->count = count, r->n = r->m = n, r->dim = dim, r->iterations = 50; });
   }
+  const int64_t debiased[][3] = {{1, 1024, 64}, {1, 4096, 64}, {256, 64, 64}, {64, 512, 64}, {64, 1000, 3}};
+  for (const auto& [count, n, dim] : debiased) {
+    add("debiased",
+        [&](Row* r) { r->count = count, r->n = r->m = n, r->dim = dim, r->iterations = 50, r->debias = true; });
+  }
+  add("debiased", [](Row* r) {
+    r->count = 64, r->n = r->m = 500, r->dim = 3, r->iterations = 1000, r->tolerance = 1e-4, r->debias = true;
+    r->epsilon = 0.05, r->check = false;
+  });
   // Shows 4.
   for (int64_t n : {1000, 10000}) {
     for (double epsilon : {1e-2, 1e-3}) {
@@ -469,6 +485,12 @@ std::vector<Row> Rows(const std::string& argument) {
       for (const auto& [n, m] : {std::make_pair(40, 60), std::make_pair(600, 520), std::make_pair(1030, 60)}) {
         add("tiny", [&](Row* r) { r->n = n, r->m = m, r->dim = 5, r->gradient = true, r->cost = cost; });
       }
+    }
+    for (const auto& [n, m] : {std::make_pair(50, 60), std::make_pair(100, 60), std::make_pair(250, 600)}) {
+      for (double tolerance : {0.0, 1e-2}) {
+        add("tiny", [&](Row* r) { r->n = n, r->m = m, r->dim = 7, r->tolerance = tolerance, r->debias = true; });
+      }
+      add("tiny", [&](Row* r) { r->n = n, r->m = m, r->dim = 7, r->symmetric = true; });
     }
     add("tiny", [](Row* r) { r->n = 100, r->m = 120, r->dim = 5, r->tolerance = 1e-3; });
     add("tiny", [](Row* r) { r->n = 530, r->m = 520, r->dim = 2, r->tolerance = 1e-3; });
