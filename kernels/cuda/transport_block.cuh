@@ -116,13 +116,13 @@ __device__ inline void StoreGradient(const Member& member, int side, int64_t i, 
 
 // A copy of a job in shared memory, which everything reads again and again. Barriers inside; all threads of a block
 // call it, once.
-__device__ inline const Job& CopyJob(const Job& job) {
+__device__ inline Job& CopyJob(const Job& job) {
   __shared__ alignas(16) uint64_t words[sizeof(Job) / sizeof(uint64_t)];
   static_assert(sizeof(Job) % sizeof(uint64_t) == 0, "Job");
   const auto* from = reinterpret_cast<const uint64_t*>(&job);
   for (int k = threadIdx.x; k < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); k += blockDim.x) words[k] = from[k];
   __syncthreads();
-  return *reinterpret_cast<const Job*>(words);
+  return *reinterpret_cast<Job*>(words);
 }
 
 // The job of this block and the block's number within it. Barriers inside.

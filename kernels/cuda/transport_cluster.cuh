@@ -104,6 +104,11 @@ __device__ inline float LoadRemote(const float* own, int rank) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(RemoteAddress(own, rank)) : "memory");
   return value;
 }
+__device__ inline double LoadRemote(const double* own, int rank) {
+  double value;
+  asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(RemoteAddress(own, rank)) : "memory");
+  return value;
+}
 // One number, or some side by side. Both addresses are this block's; block `rank` gets them there.
 __device__ inline void Send(const float* own, float value, const uint64_t* barrier, int rank) {
   asm volatile(
@@ -139,6 +144,10 @@ __device__ inline void ExpectReceived(uint64_t*, unsigned) {}
 __device__ inline void AwaitReceived(uint64_t*, unsigned) {}
 template <typename T, typename V>
 __device__ inline void Send(const T*, const V&, const uint64_t*, int) {}
+template <typename T>
+__device__ inline T LoadRemote(const T* own, int) {
+  return *own;
+}
 #endif
 
 }  // namespace cuda

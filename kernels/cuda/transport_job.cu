@@ -188,7 +188,9 @@ double IterationSeconds(const Job& job) {
   if (OnChipTiles(job) > 0) {
     // Blocks of an H200 at once: of one wave an iteration takes 1 to 3 us, and solves begin and end in each.
     const double at_once = OnChipTiles(job) == 1 ? 792 : OnChipTiles(job) == 2 ? 264 : 132;
-    return (1 + 3 * OnChipBlocks(job) / at_once) * 1e-6;
+    int64_t blocks = 0;
+    for (const OnChipLaunch& launch : OnChipLaunchesOf(job)) blocks += OnChipBlocks(job, launch);
+    return (1 + 3 * blocks / at_once) * 1e-6;
   }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);

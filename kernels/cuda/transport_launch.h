@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <tuple>
+#include <vector>
 
 #include "kernels/cuda/transport_shape.cuh"
 
@@ -63,15 +65,25 @@ void LaunchCloudDistances(const LaunchTable& table, int64_t blocks, int dim, boo
 void LaunchAnderson(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 
 // ---- transport_on_chip.cu: whole solves, measured -----------------------------------------------------------------
-// Up to `chunks` times kOnChipChunk iterations of engines in float32 whose job has these tiles and ranks; kExact: of
-// engines in kMixed.
-int64_t OnChipBlocks(const Job& job);
-void LaunchOnChip(const LaunchTable& table, int64_t blocks, Source source, int tiles, int ranks, int chunks,
-                  cudaStream_t stream);
+// Up to `chunks` times kOnChipChunk iterations of engines in float32, those of the mask, which have these tiles and
+// ranks; kExact: of engines in kMixed.
+struct OnChipLaunch {
+  Source source;
+  int tiles, ranks;
+  unsigned engines;  // Bit e: engine e.
+  bool operator<(const OnChipLaunch& other) const {
+    return std::tie(source, tiles, ranks, engines) < std::tie(other.source, other.tiles, other.ranks, other.engines);
+  }
+};
+// All that a job takes.
+std::vector<OnChipLaunch> OnChipLaunchesOf(const Job& job);
+int64_t OnChipBlocks(const Job& job, const OnChipLaunch& of);
+void LaunchOnChip(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream);
 // What it calls for these sources.
-void LaunchOnChipDistances(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks,
+void LaunchOnChipDistances(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks,
                            cudaStream_t stream);
-void LaunchOnChipExact(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks, cudaStream_t stream);
+void LaunchOnChipExact(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks,
+                       cudaStream_t stream);
 // Whether clusters of kOnChipRanksMost blocks can be had, on the calling thread's device.
 bool HasWideClusters();
 

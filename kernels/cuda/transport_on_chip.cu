@@ -4,7 +4,25 @@
 namespace sinkhorn {
 namespace cuda {
 
-int64_t OnChipBlocks(const Job& job) { return job.count * OnChipShapeOf(job).ranks; }
+std::vector<OnChipLaunch> OnChipLaunchesOf(const Job& job) {
+  std::vector<OnChipLaunch> launches;
+  for (int engine = 0; engine < job.engines && OnChipTiles(job) > 0; ++engine) {
+    const OnChipShape shape = OnChipShapeOf(job, engine);
+    const auto same = std::find_if(launches.begin(), launches.end(), [&](const OnChipLaunch& launch) {
+      return launch.tiles == shape.tiles && launch.ranks == shape.ranks;
+    });
+    if (same != launches.end()) {
+      same->engines |= 1u << engine;
+    } else {
+      launches.push_back({SourceOf(job), shape.tiles, shape.ranks, 1u << engine});
+    }
+  }
+  return launches;
+}
+
+int64_t OnChipBlocks(const Job& job, const OnChipLaunch& of) {
+  return job.count * of.ranks * ((of.engines & 1) + (of.engines >> 1 & 1) + (of.engines >> 2 & 1));
+}
 
 bool HasWideClusters() {
   static FactOfDevice fact;
@@ -19,17 +37,16 @@ bool HasWideClusters() {
   });
 }
 
-void LaunchOnChip(const LaunchTable& table, int64_t blocks, Source source, int tiles, int ranks, int chunks,
-                  cudaStream_t stream) {
-  switch (source) {
+void LaunchOnChip(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream) {
+  switch (of.source) {
     case Source::kProducts:
-      return LaunchSolves<Source::kProducts>(table, blocks, tiles, ranks, chunks, stream);
+      return LaunchSolves<Source::kProducts>(table, blocks, of, chunks, stream);
     case Source::kDistances:
-      return LaunchOnChipDistances(table, blocks, tiles, ranks, chunks, stream);
+      return LaunchOnChipDistances(table, blocks, of, chunks, stream);
     case Source::kCosts:
-      return LaunchSolves<Source::kCosts>(table, blocks, tiles, ranks, chunks, stream);
+      return LaunchSolves<Source::kCosts>(table, blocks, of, chunks, stream);
     case Source::kExact:
-      return LaunchOnChipExact(table, blocks, tiles, ranks, chunks, stream);
+      return LaunchOnChipExact(table, blocks, of, chunks, stream);
   }
 }
 

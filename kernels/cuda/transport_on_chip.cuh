@@ -98,10 +98,13 @@ struct OnChipMemory {
   } matrices[S::kWarpgroups > 0 ? S::kWarpgroups : 1];
   EngineState state[2];
   int discard;  // The residual says that the solve was finished before this iteration.
+  int unsafe;   // Sums of P at the end are no use.
   double reference;
   float factor;  // From entries to exponents, before frames are added.
   double scale, epsilon, rho[2];
   int64_t index;  // Of the member.
+  int engine;
+  bool symmetric;  // Both sides move from where both were.
   // Of the cluster's blocks: which this is, how many there are, columns that each owns (a power of two).
   int rank, ranks, owned, owned_log2;
   // Clouds as halves (transport_cloud.cuh), by side.
@@ -125,10 +128,13 @@ class OnChipBlock {
   static constexpr bool kExact = kSource == Source::kExact;
   using Number = std::conditional_t<kExact, double, float>;  // An exponent.
 
-  __device__ OnChipBlock(const Job& job, int64_t index, Memory* memory)
+  // `job` has the engine's sizes.
+  __device__ OnChipBlock(const Job& job, int64_t index, int engine, Memory* memory)
       : job_(job), m_(*memory), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
     if (threadIdx.x == 0) {
       m_.index = index;
+      m_.engine = engine;
+      m_.symmetric = IsSymmetric(job, engine);
       m_.rank = S::kCluster ? ClusterRank() : 0;
       m_.ranks = S::kCluster ? ClusterRanks() : 1;
       m_.owned_log2 = __ffs(S::kMost) - __ffs(m_.ranks);
@@ -136,7 +142,9 @@ class OnChipBlock {
       m_.planes = PlanesOf(job);
       m_.depths = CloudDepths(job.dim);
       m_.row_bytes = CloudRowBytes(job.dim);
-      for (int side = 0; side < 2; ++side) m_.halves[side] = Member{job, index}.template At<char>(job.at.halves[side]);
+      for (int side = 0; side < 2; ++side) {
+        m_.halves[side] = member().template At<char>(job.at.halves[MeasureOf(engine, side)]);
+      }
     }
     __syncthreads();
   }
@@ -146,7 +154,9 @@ class OnChipBlock {
 
   __device__ Member member() const { return {job_, m_.index}; }
   __device__ double scale() const { return m_.scale; }
+  __device__ int engine() const { return m_.engine; }
   __device__ int size(int side) const { return job_.size[side]; }
+  __device__ EngineState* state() const { return member().state(engine()); }
   __device__ int first_row() const { return m_.rank * S::kBlockRows; }
   // Of the block, that this warp's r is: eight at least lie side by side.
   __device__ int Row(int r) const {
@@ -236,10 +246,10 @@ class OnChipBlock {
   template <typename Meanwhile>
   __device__ void Load(Meanwhile meanwhile) {
     static_assert(S::kBlockRows <= S::kBlockThreads, "a thread has a row at most");
-    const int parity = member().state(0)->parity;
+    const int parity = state()->parity;
     const Entry row = LoadEntry(0, parity, threadIdx.x < S::kBlockRows ? first_row() + threadIdx.x : size(0));
-    const double row_shift = row.there ? member().Shift(0, 0, first_row() + threadIdx.x) : 0;
-    const double shift = IsOwner() && OwnedColumn() < size(1) ? member().Shift(0, 1, OwnedColumn()) : 0;
+    const double row_shift = row.there ? member().Shift(engine(), 0, first_row() + threadIdx.x) : 0;
+    const double shift = IsOwner() && OwnedColumn() < size(1) ? member().Shift(engine(), 1, OwnedColumn()) : 0;
     Entry columns[S::kOwn];
 #pragma unroll
     for (int k = 0; k < S::kOwn; ++k) columns[k] = LoadEntry(1, parity, threadIdx.x + k * S::kBlockThreads);
@@ -259,12 +269,11 @@ class OnChipBlock {
       m_.log_mass[j] = static_cast<float>(columns[k].log_mass);
     }
     if (threadIdx.x == 0) {
-      m_.state[0] = *member().state(0);
-      m_.discard = 0;
+      m_.state[0] = *state();
+      m_.discard = m_.unsafe = 0;
       m_.epsilon = job_.solver.epsilon;
       m_.scale = kLog2E / m_.epsilon;
-      m_.rho[0] = job_.solver.rho_a;
-      m_.rho[1] = job_.solver.rho_b;
+      for (int side = 0; side < 2; ++side) m_.rho[side] = RhoOf(job_, engine(), side);
     }
     if constexpr (S::kCluster) {
       if (threadIdx.x == 0) {
@@ -533,7 +542,8 @@ class OnChipBlock {
   };
   __device__ Entry LoadEntry(int side, int parity, int i) const {
     if (i >= size(side)) return {false, 0, 0, kVoid};
-    return {true, member().phi(0, parity, side)[i], member().mass(side)[i], member().log_mass(side)[i]};
+    const int measure = MeasureOf(engine(), side);
+    return {true, member().phi(engine(), parity, side)[i], member().mass(measure)[i], member().log_mass(measure)[i]};
   }
   __device__ float* HeldAt(int r, int g) const {
     return m_.held[((r - (S::kRows - S::kHeld)) * S::kGroups + g) * S::kWidth] + S::kWidth * threadIdx.x;

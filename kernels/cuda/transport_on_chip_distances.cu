@@ -5,9 +5,9 @@
 namespace sinkhorn {
 namespace cuda {
 
-void LaunchOnChipDistances(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks,
+void LaunchOnChipDistances(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks,
                            cudaStream_t stream) {
-  LaunchSolves<Source::kDistances>(table, blocks, tiles, ranks, chunks, stream);
+  LaunchSolves<Source::kDistances>(table, blocks, of, chunks, stream);
 }
 
 }  // namespace cuda

@@ -5,9 +5,9 @@
 namespace sinkhorn {
 namespace cuda {
 
-void LaunchOnChipExact(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks,
+void LaunchOnChipExact(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks,
                        cudaStream_t stream) {
-  LaunchSolves<Source::kExact>(table, blocks, tiles, ranks, chunks, stream);
+  LaunchSolves<Source::kExact>(table, blocks, of, chunks, stream);
 }
 
 }  // namespace cuda

@@ -16,6 +16,7 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
 
  protected:
   using Base::Column;
+  using Base::engine;
   using Base::first_row;
   using Base::job_;
   using Base::lane_;
@@ -75,8 +76,8 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
 
   // |x - y|, of points in float32: a chunk of columns over kDepth coordinates at a time.
   __device__ void MeasureDistances() {
-    const float* x = member().template At<float>(job_.at.points32[0]);
-    const float* y = member().template At<float>(job_.at.points32[1]);
+    const float* x = member().template At<float>(job_.at.points32[MeasureOf(engine(), 0)]);
+    const float* y = member().template At<float>(job_.at.points32[MeasureOf(engine(), 1)]);
     const int dim = job_.dim;
     float* columns = reinterpret_cast<float*>(m_.points[0]);  // [coordinate][column of the chunk]
 #pragma unroll

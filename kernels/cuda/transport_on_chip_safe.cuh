@@ -18,6 +18,8 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
  protected:
   using Base::AddExponents;
   using Base::Column;
+  using Base::engine;
+  using Base::IsOwner;
   using Base::job_;
   using Base::lane_;
   using Base::m_;
@@ -30,29 +32,66 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   using Base::warp_;
   using Base::Write;
 
-  // One iteration from phi, under maxima. Entries, if they are exponents, stay so.
-  __device__ void SafeIteration(int* parity) {
-    __syncthreads();
+  // One iteration from phi, under maxima. Entries, if they are exponents, stay so. Where the solve is at its end: nothing
+  // moves, and log2 of the sums of rows and of owned columns are left as sums of two floats, in the other parity's
+  // weights and scalings.
+  __device__ void SafeIteration(int* parity, bool ends) {
     const EngineState& state = m_.state[*parity];
+    BeginSafe();
+    const int other = *parity ^ 1;
+    const bool waits = ends || m_.symmetric;  // Columns see rows where they were.
+    const double row_lse = LogSumOfRow();
+    if (lane_ < S::kRows) {
+      const int row = Row(lane_);
+      if (waits) {
+        StoreInParts(row_lse, &m_.rows.weight[other][row], &m_.rows.scaling[other][row]);
+      } else {
+        MoveRow(row, row_lse, state.relax);
+      }
+    }
+    __syncthreads();
+    const double lse = LogSumOfColumn(RowReference());
+    if (ends) {
+      if (IsOwner()) StoreInParts(lse, &m_.weight[other][Owned()], &m_.scaling[other][Owned()]);
+      __syncthreads();
+      return;
+    }
+    Spread(Moved(m_.phi[OwnedColumn()], m_.shift[Owned()], lse, m_.rho[1], state.relax), m_.phi);
+    if (waits && lane_ < S::kRows) {
+      const int row = Row(lane_);
+      MoveRow(row, static_cast<double>(m_.rows.weight[other][row]) + m_.rows.scaling[other][row], state.relax);
+    }
+    if (threadIdx.x == 0) {
+      EngineState next = state;
+      next.fresh = 1;  // There is no residual to be judged.
+      EndColumns(job_, engine(), &next, 0);
+      m_.state[other] = next;
+    }
+    *parity = other;
+    __syncthreads();
+  }
+
+ private:
+  __device__ static void StoreInParts(double value, float* high, float* low) {
+    *high = static_cast<float>(value);
+    *low = static_cast<float>(value - *high);
+  }
+  __device__ void BeginSafe() {
+    __syncthreads();
     const double reference = m_.phi[0];  // Potentials may share a constant.
     for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
       m_.frame[j] = static_cast<float>(TermOf(m_.phi[j], reference, m_.log_mass[j]));
     }
     __syncthreads();
-    SafeRows(reference, state.relax);
-    __syncthreads();
-    SafeColumns(-reference, state.relax);
-    if (threadIdx.x == 0) {
-      EngineState next = state;
-      next.fresh = 0;
-      EndColumns(job_, 0, &next, 0);
-      m_.state[*parity ^ 1] = next;
-    }
-    *parity ^= 1;
-    __syncthreads();
   }
-
- private:
+  // What rows' potentials are seen from: something near them, and the same in all blocks. Alternating updates have them
+  // near minus the columns'.
+  __device__ double RowReference() const {
+    if (!m_.symmetric) return -m_.phi[0];
+    if constexpr (!S::kCluster) return m_.rows.phi[0];
+    SyncCluster();
+    return LoadRemote(&m_.rows.phi[0], 0);
+  }
   __device__ double TermOf(double phi, double reference, float log_mass) const {
     return fma(phi - reference, scale(), static_cast<double>(log_mass));
   }
@@ -71,7 +110,12 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   __device__ double Moved(double phi, double shift, double lse, double rho, double relax) const {
     return HalfStep(phi, lse, scale(), shift, m_.epsilon, rho, relax);
   }
-  __device__ void SafeRows(double reference, double relax) {
+  __device__ void MoveRow(int row, double lse, double relax) {
+    m_.rows.phi[row] = Moved(m_.rows.phi[row], m_.rows.shift[row], lse, m_.rho[0], relax);
+  }
+  // Of the warp's row number lane_, if there is one.
+  __device__ double LogSumOfRow() const {
+    const double reference = m_.phi[0];
     float mine_max = 0, mine_sum = 1;  // Of row lane_.
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
@@ -96,10 +140,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
       for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
       if (lane_ == r) mine_max = max, mine_sum = sum;
     }
-    if (lane_ >= S::kRows) return;
-    const int row = Row(lane_);
-    const double lse = mine_max + log2(static_cast<double>(mine_sum)) + reference * scale();
-    m_.rows.phi[row] = Moved(m_.rows.phi[row], m_.rows.shift[row], lse, m_.rho[0], relax);
+    return mine_max + log2(static_cast<double>(mine_sum)) + reference * scale();
   }
   // Parts of columns: `fold(part, exponent, column k of group g)` over this warp's rows.
   template <typename Fold>
@@ -128,7 +169,8 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
     }
     __syncthreads();
   }
-  __device__ void SafeColumns(double reference, double relax) {
+  // Of column Owned(); `reference`: what rows are seen from. Afterwards m_.frame has the largest exponents.
+  __device__ double LogSumOfColumn(double reference) {
     FoldColumns(reference, static_cast<float>(kVoid),
                 [](float part, Number e, float) { return fmaxf(part, static_cast<float>(e)); });
     const float largest = this->template Gather<true>();
@@ -136,8 +178,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
     FoldColumns(reference, 0,
                 [](float part, Number e, float max) { return part + FastExp2(static_cast<float>(e - max)); });
     const float sum = this->template Gather<false>();
-    const double lse = largest + log2(static_cast<double>(sum)) + reference * scale();
-    Spread(Moved(m_.phi[OwnedColumn()], m_.shift[Owned()], lse, m_.rho[1], relax), m_.phi);
+    return largest + log2(static_cast<double>(sum)) + reference * scale();
   }
 };
 

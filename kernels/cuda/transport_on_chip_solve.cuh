@@ -11,6 +11,9 @@
 // Problems that need float64 exponents are solved alike: those lie in memory, and what they are in the frames, which is
 // near 0 where there is mass, becomes float.
 //
+// Symmetric updates move both sides from where both were. Engines of a measure with itself have as much residual on one
+// side as on the other.
+//
 // A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then over the cluster's: by
 // the block that owns them, whose new weights go to all blocks, or, of two blocks, by both. So all know the same and
 // decide alike.
@@ -58,20 +61,23 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   __device__ void Run(int chunks) {
     Load([this] { InitPoints(); });
     // Iterations of a fixed number are not judged; plain ones need no logarithms.
-    const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]);
+    const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]) && !m_.symmetric;
     const int more = job_.finish_soon ? 1 : chunks * kOnChipChunk;
     const int last = min(job_.solver.max_iterations, m_.state[0].iterations + more);
     int parity = 0;  // Of scalings and state.
-    bool fresh = m_.state[0].iterations == 0 && m_.state[0].relax == 1, safe = m_.state[0].iterations == 0 && !fresh;
+    const bool begins = m_.state[0].iterations == 0;
+    bool fresh = begins && m_.state[0].relax == 1 && !m_.symmetric, safe = begins && !fresh;
     while (true) {
       MakeExponents();
-      if (safe) SafeIteration(&parity);
+      if (safe || m_.unsafe) SafeIteration(&parity, m_.unsafe);
+      if (m_.unsafe) break;
       MakeDensities(parity, fresh);
       fresh = false;
       const int until = min(last, (m_.state[parity].iterations / kOnChipChunk + 1) * kOnChipChunk);
       safe = plain ? Iterate<true>(&parity, until) : Iterate<false>(&parity, until);
-      FreezePotentials(parity);
-      if (!safe && Ends(parity, last)) break;
+      // Far from its end a symmetric solve has potentials that frames in float cannot tell.
+      if (!m_.symmetric || moved_) FreezePotentials(parity);
+      if (!safe && Ends(parity, last) && !m_.unsafe) break;
       BeginPoints();
     }
     Store(parity);
@@ -86,6 +92,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::BeginSpread;
   using Base::Column;
   using Base::CombineRow;
+  using Base::engine;
   using Base::first_row;
   using Base::FreezePotentials;
   using Base::HasUnsure;
@@ -111,6 +118,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::scale;
   using Base::size;
   using Base::Spread;
+  using Base::state;
   using Base::warp_;
   using Base::Write;
   template <bool kLargest>
@@ -202,11 +210,13 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
 
   // Iterates up to `until` iterations; true if the next must be done by log-sum-exps. Once the solve has stopped, sums
   // of P at its end lie in the other parity's weights, of columns in the order of owned ones. Plain iterations are not
-  // judged, and their state moves at the end.
+  // judged, and their state moves at the end. moved_: whether any was done; m_.unsafe: whether those sums are no use.
   template <bool kPlain>
   __device__ bool Iterate(int* parity, int until) {
-    const int home = *parity, wanted = until - m_.state[home].iterations;
+    // What symmetric updates begin with is no iteration.
+    const int home = *parity, wanted = until - m_.state[home].iterations + (m_.state[home].starting ? 1 : 0);
     const bool stopped = m_.state[home].stopped;
+    moved_ = false;
     if (wanted <= 0 && !stopped) return false;
     int done = 0;
     float sum, last_column = 0;  // Of the iteration before.
@@ -227,16 +237,33 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     }
     // Whether a sum was bad shows in all rows' sums, an iteration later: back to before it.
     if (!good && done > 0) --done, *parity ^= 1;
+    moved_ = done > 0;
     if (kPlain) Advance(home, *parity, done);
     if (!stopped && (!good || !m_.state[*parity].stopped)) return !good;
     if (IsRowsFirstLane()) m_.rows.weight[*parity ^ 1][RowOf()] = sum;
-    if (done == 0) {
+    if (m_.symmetric) SpoilUnsafe(*parity);
+    if (done == 0 || m_.symmetric) {
       AddColumns<0, S::kGroups>(*parity);
       __syncthreads();
       column_sum_ = Gather<false>();
     }
     if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum_;
+    if (m_.symmetric) {
+      const int unsafe = __syncthreads_or(OwnedColumn() < size(1) && isnan(column_sum_));
+      if (threadIdx.x == 0) m_.unsafe = unsafe;
+      __syncthreads();
+    }
     return false;
+  }
+  // Of rows whose sums are no use, so that all columns' are not either.
+  __device__ void SpoilUnsafe(int parity) {
+    __syncthreads();
+    const int row = threadIdx.x;
+    if (row < S::kBlockRows && IsRow(row) && m_.rows.mass[row] > 0) {
+      const float sum = m_.rows.weight[parity ^ 1][row];
+      if (!(sum > kTiny && sum < kHuge)) m_.rows.weight[parity][row] = NAN;
+    }
+    __syncthreads();
   }
   __device__ void Advance(int from, int to, int iterations) {
     __syncthreads();
@@ -272,9 +299,11 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
     const bool good = NewScaling<kPlain>(m_.rows.frame[row], row_shift, old, sum, m_.rho[0], relax, &u);
     const float own = IsRow(row) ? (good ? m_.rows.mass[row] * u : NAN) : 0;
+    const bool symmetric = !kPlain && m_.symmetric;
     if (IsRowsFirstLane()) {
       m_.rows.scaling[parity ^ 1][row] = IsRow(row) ? u : 1;
       m_.rows.weight[parity ^ 1][row] = own;
+      if (symmetric && isnan(own)) m_.rows.weight[parity][row] = NAN;  // Those that columns see; nothing else does.
     }
     if (judged) {
       double error = IsRowsFirstLane() && IsRow(row) ? RowError(row, old, sum) : 0;
@@ -282,17 +311,19 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       if (lane_ == 0) m_.errors[warp_] = error;
     }
     __syncwarp();
+    const int seen = symmetric ? parity : parity ^ 1;
     // 2. Columns: parts of all warps, of all blocks. What the first half comes to travels beside the second's sums.
     if constexpr (S::kSplit) {
       float weights[S::kRows];  // Those few are here sooner from lane to lane.
+      const float weight = symmetric ? m_.rows.weight[parity][row] : own;
 #pragma unroll
-      for (int r = 0; r < S::kRows; ++r) weights[r] = __shfl_sync(0xffffffffu, own, r * (32 / S::kRows));
+      for (int r = 0; r < S::kRows; ++r) weights[r] = __shfl_sync(0xffffffffu, weight, r * (32 / S::kRows));
       AddColumns<0, kHalf>(weights);
       __syncthreads();
       TellOwners<S::kOwn / 2>(0);
-      AddColumns<kHalf, S::kGroups>(parity ^ 1);
+      AddColumns<kHalf, S::kGroups>(seen);
     } else {
-      AddColumns<0, S::kGroups>(parity ^ 1);
+      AddColumns<0, S::kGroups>(seen);
     }
     __syncthreads();  // Parts and errors are there.
     double error = 0;
@@ -322,9 +353,9 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   // The state after this iteration, should it be kept.
   __device__ void Decide(int parity, double error) {
     EngineState next = m_.state[parity];
-    EndRows(job_, 0, &next, error);
-    m_.discard = next.stopped;
-    if (!next.stopped) EndColumns(job_, 0, &next, 0);
+    EndRows(job_, engine(), &next, error);
+    if (!next.stopped) EndColumns(job_, engine(), &next, error);
+    m_.discard = next.stopped && next.parity == m_.state[parity].parity;
     m_.state[parity ^ 1] = next;
   }
 
@@ -334,11 +365,11 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     __syncthreads();
     const int at = m_.state[parity].parity;
     for (int k = threadIdx.x; k < S::kBlockRows && IsRow(k); k += S::kBlockThreads) {
-      member().phi(0, at, 0)[first_row() + k] = m_.rows.phi[k];
+      member().phi(engine(), at, 0)[first_row() + k] = m_.rows.phi[k];
     }
     if (m_.rank != 0) return;
-    for (int j = threadIdx.x; j < size(1); j += S::kBlockThreads) member().phi(0, at, 1)[j] = m_.phi[j];
-    if (threadIdx.x == 0) *member().state(0) = m_.state[parity];
+    for (int j = threadIdx.x; j < size(1); j += S::kBlockThreads) member().phi(engine(), at, 1)[j] = m_.phi[j];
+    if (threadIdx.x == 0) *state() = m_.state[parity];
   }
 
   // What the sums of P at the final potentials tell, which Iterate has left.
@@ -355,12 +386,14 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
         const int owned = S::kShared ? i : k;
         const double sum = side == 0 ? m_.rows.weight[parity ^ 1][k] : m_.weight[parity ^ 1][owned];
         const double sign = side == 0 ? 1 : -1;
-        const MeasuredPoint point = {phi, side == 0 ? m_.rows.shift[k] : m_.shift[owned], member().mass(side)[i],
-                                     member().log_mass(side)[i], sign * m_.phi[0]};
-        const double lse = log2(sum) - (frame - sign * m_.reference * scale());
-        member().ratio(0, side)[i] = MeasurePoint(point, m_.rho[side], lse, scale(), &stats);
+        const int measure = MeasureOf(engine(), side);
+        const MeasuredPoint point = {phi, side == 0 ? m_.rows.shift[k] : m_.shift[owned], member().mass(measure)[i],
+                                     member().log_mass(measure)[i], sign * m_.phi[0]};
+        const double low = side == 0 ? m_.rows.scaling[parity ^ 1][k] : m_.scaling[parity ^ 1][owned];
+        const double lse = m_.unsafe ? sum + low : log2(sum) - (frame - sign * m_.reference * scale());
+        member().ratio(engine(), side)[i] = MeasurePoint(point, m_.rho[side], lse, scale(), &stats);
       }
-      if (first < size(side)) StoreStats(stats, true, member().stats(0, side) + m_.rank);
+      if (first < size(side)) StoreStats(stats, true, member().stats(engine(), side) + m_.rank);
     }
     // Seen by the cluster's blocks.
     __threadfence();
@@ -372,8 +405,8 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   __device__ void EndMeasuring() {
     const int side = lane_ / 16, k = lane_ % 16;
     double error = 0, finite = 1;
-    if (k < RowBlocks(job_, 0, side, Geometry::kOnChip)) {
-      const BlockStats* stats = member().stats(0, side) + k;
+    if (k < RowBlocks(job_, engine(), side, Geometry::kOnChip)) {
+      const BlockStats* stats = member().stats(engine(), side) + k;
       error = __ldcg(&stats->error);
       finite = __ldcg(&stats->finite);
     }
@@ -384,32 +417,43 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     const double other = __shfl_down_sync(0xffffffffu, error, 16);
     finite = fmin(finite, __shfl_down_sync(0xffffffffu, finite, 16));
     if (lane_ != 0) return;
-    EngineState* state = member().state(0);
-    state->error[0] = error;
-    state->error[1] = other;
-    state->finite = finite > 0;
-    state->converged = fmax(error, other) <= job_.solver.tolerance;
+    EngineState* end = state();
+    end->error[0] = error;
+    end->error[1] = other;
+    end->finite = finite > 0;
+    end->converged = fmax(error, other) <= job_.solver.tolerance;
   }
 
   float column_sum_ = 0;  // Of column Owned().
+  bool moved_ = false;
 };
 
 template <Source kSource, int kTiles>
 __global__ void __launch_bounds__(Shape<kTiles>::kBlockThreads, Shape<kTiles>::kBlocksPerSm)
-    OnChipKernel(LaunchTable table, int chunks) {
+    OnChipKernel(LaunchTable table, unsigned engines, int chunks) {
 #if __CUDA_ARCH__ < 900
   if constexpr (!Shape<kTiles>::kCluster) {
 #endif
     AllowNextKernel();
     const BlockWork work = FindWork(table, blockIdx.x);
-    const Job& job = CopyJob(table.jobs[work.job]);
+    Job& job = CopyJob(table.jobs[work.job]);
+    int64_t index = Shape<kTiles>::kCluster ? work.block >> (__ffs(ClusterRanks()) - 1) : work.block;
+    int engine = 0;
+    if (engines != 1) {  // Of a member, one after the other.
+      const int count = __popc(engines);
+      for (int before = static_cast<int>(index % count); before > 0; --before) engines &= engines - 1;
+      engine = __ffs(engines) - 1;
+      index /= count;
+      // Both sides of an engine of its own are of one size, which all that asks for it finds in either.
+      if (engine > 0 && threadIdx.x == 0) job.size[0] = job.size[1] = EngineSize(job, engine, 0);
+      __syncthreads();
+    }
     AwaitKernelBefore();
-    const int64_t index = Shape<kTiles>::kCluster ? work.block >> (__ffs(ClusterRanks()) - 1) : work.block;
-    const EngineState* state = Member{job, index}.state(0);
+    const EngineState* state = Member{job, index}.state(engine);
     if (state->mode != (kSource == Source::kExact ? kMixed : kFloat) || state->stopped) return;
     using Kernel = OnChip<kSource, kTiles>;
     const unsigned base = SharedAddress(DynamicShared()), alignment = alignof(typename Kernel::Memory);
-    Kernel(job, index, reinterpret_cast<typename Kernel::Memory*>(DynamicShared() + (0 - base) % alignment))
+    Kernel(job, index, engine, reinterpret_cast<typename Kernel::Memory*>(DynamicShared() + (0 - base) % alignment))
         .Run(chunks);
 #if __CUDA_ARCH__ < 900
   }
@@ -417,7 +461,8 @@ __global__ void __launch_bounds__(Shape<kTiles>::kBlockThreads, Shape<kTiles>::k
 }
 
 template <Source kSource, int kTiles>
-void LaunchTiles(const LaunchTable& table, int64_t blocks, int ranks, int chunks, cudaStream_t stream) {
+void LaunchTiles(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream) {
+  const int ranks = of.ranks;
   using S = Shape<kTiles>;
   static_assert((S::kRows - S::kHeld) * S::kColumns <= 192 && S::kMost == S::kOwn * S::kBlockThreads, "registers");
   const auto kernel = OnChipKernel<kSource, kTiles>;
@@ -426,27 +471,28 @@ void LaunchTiles(const LaunchTable& table, int64_t blocks, int ranks, int chunks
   const int64_t share = CeilDiv(blocks, kProcessors);
   const size_t crowded = share < S::kBlocksPerSm ? kProcessorBytes / (share + 1) : 0;
   const size_t smem_bytes = std::max(OnChipBytes<kSource, S>(), ranks == 1 && HasHopperKernels() ? crowded : 0);
-  if (ranks == 1) return LaunchNext(kernel, blocks, S::kBlockThreads, smem_bytes, stream, table, chunks);
+  if (ranks == 1) return LaunchNext(kernel, blocks, S::kBlockThreads, smem_bytes, stream, table, of.engines, chunks);
   if (blocks == 0) return;
   AllowRanks(kernel, ranks);
   AttributedLaunch launch(kernel, blocks, S::kBlockThreads, smem_bytes, stream);
   launch.Add(ClusterOf(ranks));
   launch.Add(Overlapping());
-  (void)cudaLaunchKernelEx(launch.config(), kernel, table, chunks);  // Errors are left for cudaGetLastError.
+  (void)cudaLaunchKernelEx(launch.config(), kernel, table, of.engines,
+                           chunks);  // Errors are left for cudaGetLastError.
 }
 template <Source kSource>
-void LaunchSolves(const LaunchTable& table, int64_t blocks, int tiles, int ranks, int chunks, cudaStream_t stream) {
-  switch (tiles) {
+void LaunchSolves(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream) {
+  switch (of.tiles) {
     case 1:
-      return LaunchTiles<kSource, 1>(table, blocks, ranks, chunks, stream);
+      return LaunchTiles<kSource, 1>(table, blocks, of, chunks, stream);
     case 2:
-      return LaunchTiles<kSource, 2>(table, blocks, ranks, chunks, stream);
+      return LaunchTiles<kSource, 2>(table, blocks, of, chunks, stream);
     case 4:
-      return LaunchTiles<kSource, 4>(table, blocks, ranks, chunks, stream);
+      return LaunchTiles<kSource, 4>(table, blocks, of, chunks, stream);
     case 8:
-      return LaunchTiles<kSource, 8>(table, blocks, ranks, chunks, stream);
+      return LaunchTiles<kSource, 8>(table, blocks, of, chunks, stream);
     default:
-      return LaunchTiles<kSource, 16>(table, blocks, ranks, chunks, stream);
+      return LaunchTiles<kSource, 16>(table, blocks, of, chunks, stream);
   }
 }
 

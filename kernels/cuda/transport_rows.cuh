@@ -236,7 +236,7 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
                            double offset, double scale, Geometry geometry) {
   static_assert(sizeof(Part) == sizeof(double), "partial");
   const Job& job = member.job;
-  const int rows = EngineSize(job, b.engine, side), tile = RowsOf(job, side, geometry);
+  const int rows = EngineSize(job, b.engine, side), tile = RowsOf(job, b.engine, side, geometry);
   const int i = b.block * tile + threadIdx.x, blocks = RowBlocks(job, b.engine, side, geometry);
   const bool mine = threadIdx.x < tile && i < rows;
   unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + b.engine * job.at.arrival_stride;

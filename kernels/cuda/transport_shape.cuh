@@ -76,18 +76,17 @@ enum class Geometry : int {
 };
 constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
 // How a problem lies on the chip: `ranks` blocks of `rows` rows and all columns, of which there is room for `tiles`
-// times kTile; each block looks after the potentials of `owned` of them. No tiles: it is not solved there. Plain
-// alternating updates at a fixed epsilon are. More than one block take a cluster.
+// times kTile; each block looks after the potentials of `owned` of them. No tiles: it is not solved there. Plain updates
+// at a fixed epsilon are, symmetric ones where nothing is to be judged or one side's residual tells the other's. More
+// than one block take a cluster.
 struct OnChipShape {
   int tiles, ranks, rows, owned;
 };
 constexpr int kOnChipTilesMost = 16, kOnChipRanksMost = 16;
 constexpr int kOnChipSide = kOnChipTilesMost * kTile;  // The most rows, or columns.
-__host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
-  const int rows = job.size[0], columns = job.size[1];
-  if (job.engines > 1 || job.symmetric || job.solver.epsilon_decay != 0 || job.precision == Precision::kDouble) {
-    return {0, 0, 0, 0};
-  }
+__host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job, int rows, int columns) {
+  if (job.solver.epsilon_decay != 0 || job.precision == Precision::kDouble) return {0, 0, 0, 0};
+  if (job.symmetric && job.solver.tolerance > 0) return {0, 0, 0, 0};
   for (int tiles = 1; tiles <= 2; tiles *= 2) {
     if (rows <= tiles * kTile && columns <= tiles * kTile) return {tiles, 1, tiles * kTile, tiles * kTile};
   }
@@ -100,13 +99,20 @@ __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job) {
   }
   return {0, 0, 0, 0};
 }
-__host__ __device__ inline int OnChipTiles(const Job& job) { return OnChipShapeOf(job).tiles; }
+__host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job, int engine) {
+  return OnChipShapeOf(job, EngineSize(job, engine, 0), EngineSize(job, engine, 1));
+}
+// Of the largest engine; none unless all are solved there.
+__host__ __device__ inline int OnChipTiles(const Job& job) {
+  const int most = job.size[0] > job.size[1] ? job.size[0] : job.size[1];
+  return job.engines == 1 ? OnChipShapeOf(job, 0).tiles : OnChipShapeOf(job, most, most).tiles;
+}
 // Whether members of mode kMixed are solved there too, from exponents in memory: unless sums in float32 are too coarse
 // for the tolerance.
 constexpr double kExactToleranceLeast = 5e-7;
 __host__ __device__ inline bool IsExactOnChip(const Job& job) {
   const double tolerance = job.solver.tolerance;
-  return OnChipTiles(job) > 0 && (tolerance == 0 || tolerance >= kExactToleranceLeast);
+  return job.engines == 1 && OnChipTiles(job) > 0 && (tolerance == 0 || tolerance >= kExactToleranceLeast);
 }
 __host__ __device__ inline int ExactColumns(const Job& job) { return (job.size[1] + 3) / 4 * 4; }  // Of a row there.
 // Jobs whose columns are extrapolated, where they are not solved on the chip.
@@ -179,12 +185,12 @@ __host__ __device__ inline int StreamSlabs(const Job& job) {
 __host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
   return job.hopper && SourceOf(job) == Source::kProducts && mode == kFloat;
 }
-__host__ __device__ inline int RowsOf(const Job& job, int side, Geometry geometry) {
+__host__ __device__ inline int RowsOf(const Job& job, int engine, int side, Geometry geometry) {
   switch (geometry) {
     case Geometry::kCloud:
       return kCloudRows;
     case Geometry::kOnChip: {
-      const OnChipShape shape = OnChipShapeOf(job);
+      const OnChipShape shape = OnChipShapeOf(job, engine);
       return side == 0 ? shape.rows : shape.owned;
     }
     case Geometry::kStream:
@@ -200,7 +206,7 @@ __host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
   return job.halves ? Geometry::kCloud : Geometry::kPlain;
 }
 __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
-  const int rows = RowsOf(job, side, geometry);
+  const int rows = RowsOf(job, engine, side, geometry);
   return (EngineSize(job, engine, side) + rows - 1) / rows;
 }
 __host__ __device__ inline int64_t ExactBlocks(const Job& job) {

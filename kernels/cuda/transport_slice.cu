@@ -230,17 +230,17 @@ class Slice : private SliceLaunches {
 
   void RunOnChip(const Set& set, int64_t iterations) {
     const int chunks = static_cast<int>(CeilDiv(iterations, kOnChipChunk));
-    using Kind = std::tuple<Source, int, int>;
-    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
-      const OnChipShape shape = OnChipShapeOf(r.job());
-      if (shape.tiles > 0 && r.Has(kFloat)) add({SourceOf(r.job()), shape.tiles, shape.ranks});
-      if (r.OnChip(kMixed) && r.Has(kMixed)) add({Source::kExact, shape.tiles, shape.ranks});
+    const auto launches = ByKind<OnChipLaunch>(set, [](const TransportResident& r, auto add) {
+      for (OnChipLaunch launch : OnChipLaunchesOf(r.job())) {
+        if (r.Has(kFloat)) add(launch);
+        launch.source = Source::kExact;
+        if (r.Has(kMixed) && r.OnChip(kMixed)) add(launch);
+      }
     });
-    for (const auto& [kind, chosen] : kinds) {
-      const Table table = TableOf(chosen, [](const Job& job) { return OnChipBlocks(job); });
-      Later(table, [=, kind = kind](const LaunchTable& t, int64_t blocks) {
-        const auto [source, tiles, ranks] = kind;
-        LaunchOnChip(t, blocks, source, tiles, ranks, chunks, stream());
+    for (const auto& [launch, chosen] : launches) {
+      const Table table = TableOf(chosen, [launch = launch](const Job& job) { return OnChipBlocks(job, launch); });
+      Later(table, [=, launch = launch](const LaunchTable& t, int64_t blocks) {
+        LaunchOnChip(t, blocks, launch, chunks, stream());
       });
     }
   }
