@@ -101,7 +101,7 @@ struct OnChipMemory {
   int unsafe;   // Sums of P at the end are no use.
   double reference;
   float factor;  // From entries to exponents, before frames are added.
-  double scale, epsilon, rho[2];
+  double scale, epsilon, rho[2], damping[2];
   int64_t index;  // Of the member.
   int engine;
   bool symmetric;  // Both sides move from where both were.
@@ -273,7 +273,10 @@ class OnChipBlock {
       m_.discard = m_.unsafe = 0;
       m_.epsilon = job_.solver.epsilon;
       m_.scale = kLog2E / m_.epsilon;
-      for (int side = 0; side < 2; ++side) m_.rho[side] = RhoOf(job_, engine(), side);
+      for (int side = 0; side < 2; ++side) {
+        const double rho = m_.rho[side] = RhoOf(job_, engine(), side);
+        m_.damping[side] = isinf(rho) ? 1 : 1 / (1 + m_.epsilon / rho);
+      }
     }
     if constexpr (S::kCluster) {
       if (threadIdx.x == 0) {

@@ -35,6 +35,8 @@ constexpr float kTiny = 0x1p-80f, kHuge = 0x1p+80f;  // Sums outside may have lo
 constexpr float kDrift = 0x1p+36f;                   // Scalings stay within [1 / kDrift, kDrift].
 constexpr size_t kProcessorBytes = 228 << 10;        // Shared memory of a Hopper processor.
 
+constexpr double kPullMost = 16;  // Beyond, what damping pulls a potential by leaves float too few digits of its move.
+
 // What needs logarithms in double is called, not inlined: the densities need the registers. `shift`: what is added to
 // the frame's part of the potential, in units of the cost.
 static __device__ __noinline__ float RelaxedScaling(float frame, float old, float sum, double shift, double scale,
@@ -43,6 +45,12 @@ static __device__ __noinline__ float RelaxedScaling(float frame, float old, floa
   const double lse = log2(static_cast<double>(sum)) - frame;
   const double next = HalfStep(phi, lse, scale, shift, epsilon, rho, relax);
   return static_cast<float>(exp2(fmin(fmax(next * scale - frame, -100.0), 100.0)));
+}
+// The same from the old scaling by a factor, which is near 1 once the solve is near its end: of that float's logarithms
+// have all digits. `pull`: (1 - damping) times the potential at the frame, in units of epsilon, base 2.
+static __device__ __noinline__ float MovedScaling(float old, float sum, float damping, float pull, float relax) {
+  const float move = -damping * log2f(old * sum) - (1 - damping) * log2f(old);
+  return old * FastExp2(relax * (move - pull));
 }
 static __device__ __noinline__ double RelaxedTarget(float frame, float scaling, double shift, double scale,
                                                     double rho) {
@@ -191,12 +199,19 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   // The new scaling of a row or column whose sum is `sum`, and whether it may be kept. `shift`: what is added to the
   // frame's part of the potential.
   template <bool kPlain>
-  __device__ bool NewScaling(float frame, double shift, float old, float sum, double rho, double relax,
+  __device__ bool NewScaling(int side, float frame, double shift, float old, float sum, double relax,
                              float* scaling) const {
     *scaling = FastReciprocal(sum);
     if constexpr (kPlain) return sum > 1 / kDrift && sum < kDrift;
-    if (relax != 1 || !isinf(rho)) {
-      *scaling = RelaxedScaling(frame, old, sum, shift, m_.scale, m_.epsilon, rho, relax);
+    const double damping = m_.damping[side];
+    if (relax != 1 || damping != 1) {
+      const double pull = damping == 1 ? 0 : (1 - damping) * (frame + shift * m_.scale);
+      if (fabs(pull) < kPullMost) {
+        *scaling =
+            MovedScaling(old, sum, static_cast<float>(damping), static_cast<float>(pull), static_cast<float>(relax));
+      } else {
+        *scaling = RelaxedScaling(frame, old, sum, shift, m_.scale, m_.epsilon, m_.rho[side], relax);
+      }
     }
     return sum > kTiny && sum < kHuge && *scaling<kDrift&& * scaling> 1 / kDrift;
   }
@@ -297,7 +312,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     const float old = m_.rows.scaling[parity][row];
     float u;
     const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
-    const bool good = NewScaling<kPlain>(m_.rows.frame[row], row_shift, old, sum, m_.rho[0], relax, &u);
+    const bool good = NewScaling<kPlain>(0, m_.rows.frame[row], row_shift, old, sum, relax, &u);
     const float own = IsRow(row) ? (good ? m_.rows.mass[row] * u : NAN) : 0;
     const bool symmetric = !kPlain && m_.symmetric;
     if (IsRowsFirstLane()) {
@@ -340,7 +355,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     float v;
     const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
     const bool kept =
-        NewScaling<kPlain>(m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum_, m_.rho[1], relax, &v);
+        NewScaling<kPlain>(1, m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum_, relax, &v);
     if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = there ? v : 1;
     if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
     const float weight = there ? (kept ? mass * v : NAN) : 0.0f;
