@@ -32,9 +32,8 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   using Base::warp_;
   using Base::Write;
 
-  // One iteration from phi, under maxima. Entries, if they are exponents, stay so. Where the solve is at its end: nothing
-  // moves, and log2 of the sums of rows and of owned columns are left as sums of two floats, in the other parity's
-  // weights and scalings.
+  // One iteration from phi, under maxima. Entries, if they are exponents, stay so. `ends`: nothing moves, and log2 of
+  // the sums of rows and of owned columns are left as sums of two floats, in the other parity's weights and scalings.
   __device__ void SafeIteration(int* parity, bool ends) {
     const EngineState& state = m_.state[*parity];
     BeginSafe();

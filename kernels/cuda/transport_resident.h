@@ -69,7 +69,8 @@ class TransportResident final : public Resident {
   // `done`: passes enqueued that are not counted yet.
   bool MayKeepExponents(int64_t done) const { return job_.streamed && !Streams() && launched_ + done > 0; }
   void KeepExponents() { kept_ = true; }
-  // The same for engines in kMixed; frames are renewed after 1, 2, 4, 8 ... iterations: later ones move potentials less.
+  // The same for engines in kMixed; frames are renewed after 1, 2, 4, 8 ... iterations: later ones move potentials
+  // less.
   bool StreamsFrames() const { return framed_; }
   bool WantsFrames() const { return job_.framed && Has(kMixed) && launched_ > 0 && (launched_ & (launched_ - 1)) == 0; }
   void RenewFrames() {

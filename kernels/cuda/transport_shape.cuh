@@ -76,9 +76,9 @@ enum class Geometry : int {
 };
 constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
 // How a problem lies on the chip: `ranks` blocks of `rows` rows and all columns, of which there is room for `tiles`
-// times kTile; each block looks after the potentials of `owned` of them. No tiles: it is not solved there. Plain updates
-// at a fixed epsilon are, symmetric ones where nothing is to be judged or one side's residual tells the other's. More
-// than one block take a cluster.
+// times kTile; each block looks after the potentials of `owned` of them. No tiles: it is not solved there. Plain
+// updates at a fixed epsilon are, symmetric ones where nothing is to be judged or one side's residual tells the
+// other's. More than one block take a cluster.
 struct OnChipShape {
   int tiles, ranks, rows, owned;
 };

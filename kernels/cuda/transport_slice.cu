@@ -172,7 +172,8 @@ class Slice : private SliceLaunches {
     }
   }
 
-  // Exponents of clouds that have done their first iteration, frames of others; whether there are any. `done`: see MayKeepExponents.
+  // Exponents of clouds that have done their first iteration, frames of others; whether there are any. `done`: see
+  // MayKeepExponents.
   bool KeepExponents(const Set& set, int64_t done) {
     const Set keeping =
         Among(set, [done](const TransportResident& r) { return r.MayKeepExponents(done) && r.Has(kFloat); });
