@@ -492,8 +492,8 @@ void LaunchTiles(const LaunchTable& table, int64_t blocks, const OnChipLaunch& o
   AttributedLaunch launch(kernel, blocks, S::kBlockThreads, smem_bytes, stream);
   launch.Add(ClusterOf(ranks));
   launch.Add(Overlapping());
-  (void)cudaLaunchKernelEx(launch.config(), kernel, table, of.engines,
-                           chunks);  // Errors are left for cudaGetLastError.
+  // Errors are left for cudaGetLastError.
+  (void)cudaLaunchKernelEx(launch.config(), kernel, table, of.engines, chunks);
 }
 template <Source kSource>
 void LaunchSolves(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream) {

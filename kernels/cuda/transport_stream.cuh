@@ -32,7 +32,7 @@ struct StreamFrame {
 __device__ inline StreamFrame StreamFrameOf(const Member& member, const EngineState& state) {
   return {*member.At<double>(member.job.at.stream_reference), kLog2E / state.epsilon};
 }
-// Whether numbers are costs as they were given. What members that are not swept are told is there too.
+// Whether numbers are costs as they were given. What it says of members that are not swept is memory that is there.
 __device__ inline bool AreCosts(const Member& member) {
   const Job& job = member.job;
   return job.dense && job.streamed && (!job.framed || member.state(0)->mode == kFloat);

@@ -34,6 +34,15 @@ class TransportTest : public ConformanceTest {
     }
   }
 
+  // Of a problem with squared distances: plain ones, and relaxed marginals.
+  void CheckVariants(Transport problem, const std::string& name) {
+    problem.point_cost = PointCost::kEuclidean;
+    Check(problem, 6, name + " Euclidean");
+    problem.point_cost = PointCost::kSquaredEuclidean;
+    problem.solver.rho_a = 0.3;
+    Check(problem, 6, name + " relaxed");
+  }
+
   void CheckFast(const Transport& problem, int iterations, double tolerance) {
     Case c = CaseOf(problem, "fast");
     c.solver().max_iterations = iterations;
@@ -111,11 +120,7 @@ TEST_P(TransportTest, SmallEpsilonAtEverySize) {
     const std::string size = absl::StrCat(n, " x ", m);
     Transport problem = RandomClouds(n, m, 3, 1e-3, ++seed);
     Check(problem, 6, size);
-    problem.point_cost = PointCost::kEuclidean;
-    Check(problem, 6, size + " Euclidean");
-    problem.point_cost = PointCost::kSquaredEuclidean;
-    problem.solver.rho_a = 0.3;
-    Check(problem, 6, size + " relaxed");
+    CheckVariants(problem, size);
     Check(RandomDense(n, m, 1e-3, ++seed), 6, size + " dense");
   }
 }
@@ -129,11 +134,7 @@ TEST_P(TransportTest, SmallEpsilonInMemory) {
     Transport problem = RandomClouds(n, m, 3, 1e-3, ++seed);
     EmptyEnds(&problem);
     Check(problem, 21, size);
-    problem.point_cost = PointCost::kEuclidean;
-    Check(problem, 6, size + " Euclidean");
-    problem.point_cost = PointCost::kSquaredEuclidean;
-    problem.solver.rho_a = 0.3;
-    Check(problem, 6, size + " relaxed");
+    CheckVariants(problem, size);
     problem = RandomDense(n, m, 1e-3, ++seed);
     EmptyEnds(&problem);
     for (double& cost : problem.cost) cost += 5;
