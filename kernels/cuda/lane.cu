@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kHostVisibleBytes = 1 << 20;  // To begin with.
 constexpr size_t kScratchBytes = 16 << 20;
-constexpr size_t kParcelBytes = 8 << 20;  // Of problems placed together; larger ones are placed alone.
+// Of problems placed together: of their tensors, and with workspaces; larger ones are placed alone.
+constexpr size_t kParcelTensorBytes = 8 << 20, kParcelBytes = 16 << 20;
 
 double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -145,10 +146,11 @@ void Lane::PlaceMapped(const Solves& solves) {
 // In the order given, so many at a time that fit a parcel; alone where there is no memory for several.
 void Lane::PlaceTogether(const Solves& solves) {
   for (size_t begin = 0, end; begin < solves.size(); begin = end) {
-    size_t bytes = 0;
+    size_t tensors = 0, workspaces = 0;
     for (end = begin; end < solves.size(); ++end) {
-      bytes += solves[end]->input_bytes_ + solves[end]->output_bytes_ + solves[end]->workspace_bytes_;
-      if (end > begin && bytes > kParcelBytes) break;
+      tensors += solves[end]->input_bytes_ + solves[end]->output_bytes_;
+      workspaces += solves[end]->workspace_bytes_;
+      if (end > begin && (tensors > kParcelTensorBytes || tensors + workspaces > kParcelBytes)) break;
     }
     if (PlaceOnDevice(absl::MakeConstSpan(solves).subspan(begin, end - begin))) continue;
     for (size_t i = begin; i < end; ++i) {
