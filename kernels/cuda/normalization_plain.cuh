@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/normalization_plain_gauge.cuh"
 #include "kernels/cuda/normalization_plain_kernels.h"
 #include "kernels/cuda/normalization_plain_stage.cuh"
 #include "kernels/cuda/normalization_registers.cuh"
@@ -165,6 +166,11 @@ class Adjoints {
       x.y = body(r, c + 1, x.y);
       *pair = x;
     });
+  }
+  // All of it, where registers have room.
+  __device__ float (&Kept())[R][C] {
+    static_assert(kKept == R, "some is in the buffer");
+    return kept_;
   }
   // To `buffer`, all of it; where some is in the buffer that it came in, that is the one.
   __device__ void Write(int lane, int n, int64_t first, int count, float* buffer) {
@@ -350,6 +356,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kPadded = !kOne, kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   using Traits = PlainTraits<Shape, kWork, kShort, kOne>;
+  constexpr bool kMayBeGauged = MayBeGauged<Shape>;
   using Way = PlainStage<Shape, kShort, kPadded>;
   __shared__ Task copy;
   int block = blockIdx.x;
@@ -382,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   };
   const auto fetch = [&](const Tensor& tensor, int64_t first, float* to) { fetch_after([] {}, tensor, first, to); };
 
-  if constexpr (kUnrolled) {
+  if constexpr (kUnrolled && !kMayBeGauged) {
     float ones[kOwn];  // The scalings before the first iteration.
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) ones[k] = 1;
@@ -416,21 +423,34 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
       }
     }
-    const bool safe = PlainStart<Shape, kPadded>(task, here(), K);
+    // By each matrix's own logits, whatever its neighbours do.
+    float u[R], v[C], s[R], q[C];
+    bool gauged = false;
+    if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart(task.floor32, K, v);
+    const bool safe = gauged || PlainStart<Shape, kPadded>(task, here(), K);
 
     // 2. Iterations. u and v: the first kOwn are the lane's own.
-    float u[R], v[C], s[R], q[C];
+    if constexpr (kMayBeGauged) {
+      if (gauged) {
+        GaugeIterate(iterations, K, u, v, q, [&](int t, auto& v) {
+          if constexpr (kUnrolled) history.Put(t, nullptr, v);
+        });
+      }
+    }
+    if (!gauged) {
 #pragma unroll
-    for (int c = 0; c < C; ++c) v[c] = 1;
+      for (int c = 0; c < C; ++c) v[c] = 1;
+      if constexpr (kUnrolled && kMayBeGauged) history.Put(0, nullptr, v);
 #pragma unroll kWork != Work::kForward || Shape::kSize == 64 ? 1 : 2
-    for (int t = 1; t <= iterations; ++t) {
-      RowStep<Shape>(K, v, u);
-      GatherRows<Shape>(u);
-      TimesCols<R, C>(K, u, q);
-      ScatterCols<Shape>(q);
-      Reciprocals<kOwn>(q, v);
-      if constexpr (kUnrolled) history.Put(t, u, v);
-      GatherCols<Shape>(v);
+      for (int t = 1; t <= iterations; ++t) {
+        RowStep<Shape>(K, v, u);
+        GatherRows<Shape>(u);
+        TimesCols<R, C>(K, u, q);
+        ScatterCols<Shape>(q);
+        Reciprocals<kOwn>(q, v);
+        if constexpr (kUnrolled) history.Put(t, u, v);
+        GatherCols<Shape>(v);
+      }
     }
 
     // 3. P and its sums.
@@ -489,11 +509,11 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
       LastAdjoints<Shape, kPadded>(here(), n, K, u, v, &G, row_bar, col_bar);
       float infinite = 0;
-      const auto last = [&](float g, float k) {
-        const float gradient = __fmul_rn(g, k);
+      const auto watched = [&](float gradient) {
         infinite = fmaf(gradient, 0.0f, infinite);
         return gradient;
       };
+      const auto last = [&](float g, float k) { return watched(__fmul_rn(g, k)); };
       if constexpr (Traits::kDefers) {
         History<kOwn> vectors(slot);
         ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar,
@@ -503,12 +523,20 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         // 5. The gradient.
         G.ForEach([&](int r, int c, float k) { return last(K[r][c], k); });
       } else {
-        ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar,
-                            [&](int, auto& u, auto& x, auto& v, auto& y) {
-                              G.ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
-                            });
-        // 5. The gradient.
-        G.ForEach([&](int r, int c, float g) { return last(g, K[r][c]); });
+        if constexpr (kMayBeGauged) {
+          if (gauged) {
+            GaugeReverse(K, iterations, row_bar, col_bar, G.Kept(), [&](int t, auto& v) { history.GetV(t, v); });
+            G.ForEach([&](int, int, float gradient) { return watched(gradient); });
+          }
+        }
+        if (!gauged) {
+          ReversePlain<Shape>(
+              K, history, iterations, u, v, row_bar, col_bar, [&](int, auto& u, auto& x, auto& v, auto& y) {
+                G.ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
+              });
+          // 5. The gradient.
+          G.ForEach([&](int r, int c, float g) { return last(g, K[r][c]); });
+        }
       }
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
       G.Write(lane, n, first, count, buffer);

@@ -103,6 +103,36 @@ TEST_P(BackwardTest, UnrolledIterationCounts) {
   }
 }
 
+// 4 x 4 with an entry, a row or a column far from the others: kernels choose their arithmetic by such ranges, for each
+// member on its own. The plan as well.
+TEST_P(BackwardTest, UnrolledRangesOfFours) {
+  constexpr int64_t kSide = 4, kArea = kSide * kSide;
+  Vector logits;
+  int64_t count = 0;
+  Random random(65);
+  for (double far : {5.0, 18.0, 26.0, 27.5, 28.5, 30.0, 36.0, 45.0}) {
+    for (double sign : {1.0, -1.0}) {
+      for (int64_t at : {0, 2, 5, 12, 15}) {
+        for (int which = 0; which < 3; ++which, ++count) {  // An entry, its row, its column.
+          for (int64_t k = 0; k < kArea; ++k) {
+            const bool is_far = which == 0 ? k == at : which == 1 ? k / kSide == at / kSide : k % kSide == at % kSide;
+            logits.push_back(random.Normal() + (is_far ? sign * far : 0));
+          }
+        }
+      }
+    }
+  }
+  for (const NamedRecipe& recipe : {Recipes()[0], Recipes()[1]}) {
+    for (int iterations : {1, 20}) {
+      Case c = Batch(count, kSide, kSide, recipe, iterations, 1, BackwardMode::kUnrolled, 66);
+      c.logits = Tensor::Of(logits);
+      CheckAgainstUnrolled(c, "STRICT unrolled, ranges of fours");
+      const Answer answer = SolveAlone(backend(), c);
+      for (int64_t k = 0; k < count; ++k) ExpectMatchesRecipe(MemberCase(c, k), MemberAnswer(answer, k, count));
+    }
+  }
+}
+
 TEST_P(BackwardTest, UnrolledWithMarginalsAndDustbin) {
   for (const NamedRecipe& recipe : Recipes()) {
     for (int64_t n : {4, 7, 35}) {
