@@ -133,6 +133,59 @@ __device__ inline bool SolveTiles(const T (&P)[Shape::R][Shape::C], const T* inv
   return good && norm <= goal;
 }
 
+// 1 / x to a rounding or two, x far from the ends of the range.
+__device__ inline double InverseOf(double x) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+#pragma unroll
+  for (int k = 0; k < 2; ++k) y = fma(y, fma(-x, y, 1.0), y);
+  return y;
+}
+
+// The same system where a lane has the whole matrix, by elimination, with x_0 = 0, as the null vector allows. Nothing
+// cancels: entries beside the diagonal are <= 0 and stay so, and the diagonal is what makes lines sum up to 0.
+template <int R, int C>
+__device__ inline void SolveAlone(const double (&P)[R][C], const double* inverse, const double* diagonal,
+                                  double* residual, double* x) {
+  constexpr double kOpen = 1e-13;    // Pivots below, of the diagonal: parts of the plan that nothing connects.
+  double beside[C][C], inverted[C];  // Of each column from 1 on: minus the entries of those before it, all >= 0.
+#pragma unroll
+  for (int c = 1; c < C; ++c) {
+    double shares[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) shares[r] = P[r][c] * inverse[r];
+#pragma unroll
+    for (int k = 0; k < c; ++k) {
+      beside[c][k] = 0;
+#pragma unroll
+      for (int r = 0; r < R; ++r) beside[c][k] = fma(shares[r], P[r][k], beside[c][k]);
+    }
+  }
+  // The last column first.
+#pragma unroll
+  for (int c = C - 1; c >= 1; --c) {
+    double pivot = beside[c][0];
+#pragma unroll
+    for (int k = 1; k < c; ++k) pivot += beside[c][k];
+    inverted[c] = pivot > kOpen * diagonal[c] ? InverseOf(pivot) : 0;
+#pragma unroll
+    for (int k = 1; k < c; ++k) {
+      const double share = beside[c][k] * inverted[c];
+      residual[k] = fma(share, residual[c], residual[k]);
+#pragma unroll
+      for (int l = 0; l < k; ++l) beside[k][l] = fma(share, beside[c][l], beside[k][l]);
+    }
+  }
+  x[0] = 0;
+#pragma unroll
+  for (int c = 1; c < C; ++c) {
+    double sum = residual[c];
+#pragma unroll
+    for (int k = 1; k < c; ++k) sum = fma(beside[c][k], x[k], sum);
+    x[c] = sum * inverted[c];
+  }
+}
+
 // alpha and beta of dL/d log K = (dP - alpha_i - beta_j) P, n x m matrices. `unit`: IMPLICIT_UNIT. visit(body) calls
 // body(r, c, dP) once, in the order of the columns of each row and of the rows of each column; dP and P are 0 outside
 // the matrices. False, to all lanes of a matrix: too ill-conditioned.
@@ -187,7 +240,14 @@ __device__ inline bool ImplicitMultipliers(const Place<Shape>& place, const T (&
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) residual[k] = right[k];
   }
-  const bool good = SolveTiles<Shape, kOnes>(P, inverse, diagonal, residual, 2 * m + 10, beta);
+  bool good = true, solved = false;
+  if constexpr (Shape::kLanes == 1) {
+    if (!unit) {  // Else sums are what they are not, and the system is singular up to that alone.
+      SolveAlone<R, C>(P, inverse, diagonal, residual, beta);
+      solved = true;
+    }
+  }
+  if (!solved) good = SolveTiles<Shape, kOnes>(P, inverse, diagonal, residual, 2 * m + 10, beta);
   GatherCols<Shape>(beta);
   TimesRows<R, C>(P, beta, alpha);
   ScatterRows<Shape>(alpha);
