@@ -64,7 +64,6 @@ __device__ double LogSumOfColumn(const Member& member, const StreamFrame& frame,
 __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table, Pass pass) {
 #if SINKHORN_HOPPER
   __shared__ double parts[kEndWarps][kEndColumns];
-  AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
   const int blocks = RowBlocks(job, 0, 1, Geometry::kStream), slabs = StreamSlabs(job);
@@ -93,16 +92,14 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   const StreamFrame frame = StreamFrameOf(member, *state);
   const double least = kLeastShare * state->total_mass[0];
   row.phi = row.parity == 0 ? phi_of[0] : phi_of[1];
+  AllowNextKernel();  // Its copies come behind what was read here: they would hold that up.
   if (idle) return;
   parts[warp][pair] = sums[0];
   parts[warp][pair + 1] = sums[1];
   unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + job.at.arrival_stride - 1;
-  // The state moves on when all have read it, if residuals decide nothing.
-  if (!judged) {
-    if (LastToArrive(arrivals, blocks) && threadIdx.x == 0) EndColumns(job, 0, state, 0);
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
+  // The state moves on when all have read it, if residuals decide nothing: by a thread that no column waits for.
+  if (!judged && threadIdx.x + 1 == kThreads && CountArrival(arrivals, blocks)) EndColumns(job, 0, state, 0);
   double sum = 0;
   for (int k = 0; k < kEndWarps; ++k) sum += parts[k][of_block];
   // 2. Their logarithms. Columns without mass, which no row sees, get their potentials when all is measured.
