@@ -34,8 +34,9 @@ __device__ inline float Raised(float w, float floor) { return w < floor ? floor 
 // theta * bar * now / marginal; *bar becomes the adjoint of log old that does not pass through the sum.
 __device__ inline float Unscaled(float old, float now, float marginal, float add, float most, float* bar) {
   const bool passes = now < marginal * old * Reciprocal(most);  // As computed there; not for padding.
-  const float multiplier = passes ? *bar * now / marginal : 0.0f;
-  if (passes) *bar = add > 0 ? multiplier * add / old : 0.0f;
+  // Large guards shrink scalings to nothing: no infinite reciprocal meets a 0.
+  const float multiplier = passes ? *bar * now * Reciprocal(fmaxf(marginal, kSmallest)) : 0.0f;
+  if (passes) *bar = add > 0 ? multiplier * add * Reciprocal(fmaxf(old, kSmallest)) : 0.0f;
   return multiplier;
 }
 

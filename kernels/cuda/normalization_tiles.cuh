@@ -3,6 +3,8 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_TILES_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_TILES_CUH_
 
+#include <type_traits>
+
 #include "kernels/cuda/normalization_tiles_start.cuh"
 
 namespace sinkhorn {
@@ -72,51 +74,57 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
     // enough that result stands.
     int stopped = 0, last = task.iterations;
     float stopped_row_error = 0, stopped_col_error = 0, col_error = FLT_MAX;
-#pragma unroll 1
-    for (int t = 1; t <= task.iterations; ++t) {
-      TimesRows<R, C>(K, v, s);
-      ScatterRows<Shape>(s);
-      if (task.tolerance32 > 0 && t > 1) {
-        float sum = 0;
+    const int of_softmax = task.softmax ? 1 : 0;  // The iteration whose rows it was.
+    const auto iterate = [&](auto is_judged) {
+      constexpr bool kJudged = decltype(is_judged)::value;
+#pragma unroll !kJudged && Shape::kLanes == 1 ? 2 : 1
+      for (int t = 1; t <= task.iterations; ++t) {
+        TimesRows<R, C>(K, v, s);
+        ScatterRows<Shape>(s);
+        if (kJudged && t > 1) {
+          float sum = 0;
+#pragma unroll
+          for (int k = 0; k < kOwn; ++k) {
+            sum += fabsf(u[k] * s[k] / terms.col_scale - terms.row.marginal[k] / terms.row_scale);
+          }
+          const float row_error = OverMatrix<Shape, Sum>(sum);
+          if (stopped == 0 && row_error <= task.tolerance32 && col_error <= task.tolerance32) {
+            stopped = t - 1;
+            stopped_row_error = row_error;
+            stopped_col_error = col_error;
+          }
+          if (__all_sync(kFullMask, stopped != 0 || !there || !safe)) {
+            last = t - 1;
+            break;
+          }
+        }
+        if (t != of_softmax) {
+#pragma unroll
+          for (int k = 0; k < kOwn; ++k) {
+            const float now = terms.row.Rescaled(k, s[k], u[k]);
+            if (!kJudged || stopped == 0) u[k] = now;
+          }
+        }
+        GatherRows<Shape>(u);
+        TimesCols<R, C>(K, u, q);
+        ScatterCols<Shape>(q);
 #pragma unroll
         for (int k = 0; k < kOwn; ++k) {
-          sum += fabsf(u[k] * s[k] / terms.col_scale - terms.row.marginal[k] / terms.row_scale);
+          const float now = terms.col.Rescaled(k, q[k], v[k]);
+          if (!kJudged || stopped == 0) v[k] = now;
         }
-        const float row_error = OverMatrix<Shape, Sum>(sum);
-        if (stopped == 0 && row_error <= task.tolerance32 && col_error <= task.tolerance32) {
-          stopped = t - 1;
-          stopped_row_error = row_error;
-          stopped_col_error = col_error;
-        }
-        if (__all_sync(kFullMask, stopped != 0 || !there || !safe)) {
-          last = t - 1;
-          break;
-        }
-      }
-      if (!(task.softmax && t == 1)) {
+        if constexpr (kBackward) history.Put(t, u, v);
+        if constexpr (kJudged) {
+          float sum = 0;
 #pragma unroll
-        for (int k = 0; k < kOwn; ++k) {
-          const float now = terms.row.Rescaled(k, s[k], u[k]);
-          if (stopped == 0) u[k] = now;
+          for (int k = 0; k < kOwn; ++k) sum += fabsf(v[k] * q[k] - terms.col.marginal[k]);
+          col_error = OverMatrix<Shape, Sum>(sum) / terms.col_scale;
         }
+        GatherCols<Shape>(v);
       }
-      GatherRows<Shape>(u);
-      TimesCols<R, C>(K, u, q);
-      ScatterCols<Shape>(q);
-#pragma unroll
-      for (int k = 0; k < kOwn; ++k) {
-        const float now = terms.col.Rescaled(k, q[k], v[k]);
-        if (stopped == 0) v[k] = now;
-      }
-      if constexpr (kBackward) history.Put(t, u, v);
-      if (task.tolerance32 > 0) {
-        float sum = 0;
-#pragma unroll
-        for (int k = 0; k < kOwn; ++k) sum += fabsf(v[k] * q[k] - terms.col.marginal[k]);
-        col_error = OverMatrix<Shape, Sum>(sum) / terms.col_scale;
-      }
-      GatherCols<Shape>(v);
-    }
+    };
+    const bool judged = task.tolerance32 > 0;
+    judged ? iterate(std::true_type()) : iterate(std::false_type());
 
     // 3. P and its sums.
     const float unscale = 1 / terms.col_scale;
@@ -182,46 +190,52 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) v_now[k] = v[k];
 
-        // 5. The iterations backward; those that a member did not do pass by.
+      // 5. The iterations backward; those that a member did not do pass by.
+      const auto reverse = [&](auto is_judged) {
+        constexpr bool kJudged = decltype(is_judged)::value;
+        float u_now[kOwn];
+        history.GetU(last, u_now);
 #pragma unroll 1
-      for (int t = last; t >= 1; --t) {
-        const bool idle = stopped != 0 && stopped < t;
-        float x[R], y[C], u_now[kOwn], u_old[kOwn];
-        history.GetU(t, u_now);
-        history.GetU(t - 1, u_old);
-        history.GetV(t - 1, v);
+        for (int t = last; t >= 1; --t) {
+          const bool idle = kJudged && stopped != 0 && stopped < t;
+          float x[R], y[C], u_old[kOwn];
+          history.GetU(t - 1, u_old);
+          history.GetV(t - 1, v);
 #pragma unroll
-        for (int k = 0; k < kOwn; ++k) {
-          float bar = col_bar[k];
-          const float multiplier = terms.col.Unscaled(k, v[k], v_now[k], &bar);
-          y[k] = idle ? 0.0f : multiplier;
-          if (!idle) col_bar[k] = bar;
-          u[k] = u_now[k];
+          for (int k = 0; k < kOwn; ++k) {
+            float bar = col_bar[k];
+            const float multiplier = terms.col.Unscaled(k, v[k], v_now[k], &bar);
+            y[k] = idle ? 0.0f : multiplier;
+            if (!idle) col_bar[k] = bar;
+            u[k] = u_now[k];
+          }
+          GatherCols<Shape>(y);
+          GatherRows<Shape>(u);
+          TimesRows<R, C>(K, y, s);
+          ScatterRows<Shape>(s);
+#pragma unroll
+          for (int k = 0; k < kOwn; ++k) {
+            float bar = row_bar[k] - u_now[k] * s[k];
+            const float multiplier = terms.row.Unscaled(k, u_old[k], u_now[k], &bar);
+            x[k] = idle || t == of_softmax ? 0.0f : multiplier;
+            if (!idle) row_bar[k] = bar;
+            v_now[k] = v[k];
+            u_now[k] = u_old[k];
+          }
+          GatherRows<Shape>(x);
+          GatherCols<Shape>(v);
+          TimesCols<R, C>(K, x, q);
+          ScatterCols<Shape>(q);
+#pragma unroll
+          for (int k = 0; k < kOwn; ++k) col_bar[k] -= v_now[k] * q[k];
+#pragma unroll
+          for (int r = 0; r < R; ++r) {
+#pragma unroll
+            for (int c = 0; c < C; ++c) G[r][c] = fmaf(-u[r], y[c], fmaf(-x[r], v[c], G[r][c]));
+          }
         }
-        GatherCols<Shape>(y);
-        GatherRows<Shape>(u);
-        TimesRows<R, C>(K, y, s);
-        ScatterRows<Shape>(s);
-#pragma unroll
-        for (int k = 0; k < kOwn; ++k) {
-          float bar = row_bar[k] - u_now[k] * s[k];
-          const float multiplier = terms.row.Unscaled(k, u_old[k], u_now[k], &bar);
-          x[k] = idle || (task.softmax && t == 1) ? 0.0f : multiplier;
-          if (!idle) row_bar[k] = bar;
-          v_now[k] = v[k];
-        }
-        GatherRows<Shape>(x);
-        GatherCols<Shape>(v);
-        TimesCols<R, C>(K, x, q);
-        ScatterCols<Shape>(q);
-#pragma unroll
-        for (int k = 0; k < kOwn; ++k) col_bar[k] -= v_now[k] * q[k];
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-#pragma unroll
-          for (int c = 0; c < C; ++c) G[r][c] = fmaf(-u[r], y[c], fmaf(-x[r], v[c], G[r][c]));
-        }
-      }
+      };
+      judged ? reverse(std::true_type()) : reverse(std::false_type());
 
       // 6. The gradient.
 #pragma unroll
