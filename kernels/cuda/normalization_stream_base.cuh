@@ -240,7 +240,10 @@ class StreamBase {
     if (task_.guard != Guard::kNone && !task_.softmax) safe = safe && lowest_row >= kLowestRow;
     if (task_.unrolled) safe = safe && lowest_logit > task_.floor32;
     safe = __syncthreads_and(safe);
-    if (task_.unrolled && safe) Remember(0);
+    if (task_.unrolled && safe) {
+      Remember(0);
+      ClearPadding();
+    }
     return safe;
   }
 
@@ -340,6 +343,14 @@ class StreamBase {
   __device__ void Remember(int t) {
     for (int i = threadIdx.x; i < task_.rows; i += Shape::kThreadCount) HistoryU(t)[i] = u_[i];
     for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(t)[j] = v_[j];
+  }
+  // Columns that there are not, which the gradient reads and drops.
+  __device__ void ClearPadding() {
+    const int padding = kColumns - task_.cols;
+    for (int k = threadIdx.x; k < task_.iterations * padding; k += Shape::kThreadCount) {
+      const int t = 1 + k / padding, j = task_.cols + k % padding;
+      HistoryV(t)[j] = HistoryY(t)[j] = 0;
+    }
   }
 
   const Task& task_;
