@@ -53,7 +53,7 @@ def parts(row):
 
 def floor(row, work, dtype):
     """The largest of three times in us, and which: each tensor over the bus once; two products with K an iteration (the
-    reverse: two, and two rank-one updates); an exponential an entry and a division a row and column."""
+    reverse: two, and two rank-one updates); an exponential an entry and a reciprocal for two sums of rows or columns."""
     bytes_, fma, special = 0, 0, 0
     shapes, iterations = parts(row)
     for count, n in shapes:
@@ -62,7 +62,7 @@ def floor(row, work, dtype):
         fma += count * iterations * 2 * n * n
         if work == "unrolled":
             fma += count * iterations * 4 * n * n
-        special += count * (n * n + 2 * n * iterations)
+        special += count * (n * n + n * iterations)
     times = {
         "bytes": bytes_ / COPY_BYTES,
         "FMA": fma / (LANES * CLOCK),
