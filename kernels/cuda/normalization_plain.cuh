@@ -43,7 +43,7 @@ struct PlainTraits {
                                  : kImplicit          ? (Shape::kSize == 4    ? 3
                                                          : Shape::kSize == 24 ? 2
                                                                               : 3)
-                                 : Shape::kSize == 4  ? (kUnrolled ? 5
+                                 : Shape::kSize == 4  ? (kUnrolled ? 4
                                                          : kOne    ? 8
                                                                    : 6)
                                  : Shape::kSize == 20 ? 2
@@ -432,7 +432,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     // 2. Iterations. u and v: the first kOwn are the lane's own.
     if constexpr (kMayBeGauged) {
       if (gauged) {
-        GaugeIterate(iterations, K, u, v, q, [&](int t, auto& v) {
+        GaugeIterate<kUnrolled ? 5 : 4>(iterations, K, u, v, q, [&](int t, auto& v) {
           if constexpr (kUnrolled) history.Put(t, nullptr, v);
         });
       }

@@ -83,10 +83,10 @@ __device__ inline void GaugeStep(const Scalings& s, const Scalings& from, Scalin
 
 // All iterations from v. put(t, v): the scalings after t of them, up to a factor. K, u and v become such that
 // P_ij = u_i K_ij v_j, with all of K, and q = K^T u.
-template <class Put>
+template <int kTogether, class Put>
 __device__ inline void GaugeIterate(int iterations, Square& K, Scalings& u, Scalings& v, Scalings& q, Put put) {
   put(0, v);
-#pragma unroll 4
+#pragma unroll kTogether
   for (int t = 1; t <= iterations; ++t) {
     float s[kGauged];
     GaugeTimes<false>(K, v, s);
@@ -111,7 +111,7 @@ __device__ inline void GaugeReverse(const Square& K, int iterations, const Scali
   for (int k = 0; k < kGauged; ++k) row_bar[k] = last_row_bar[k];
   get(iterations, v);
   float first = kFirst * col_bar[0];  // times v_0
-#pragma unroll 4
+#pragma unroll 5
   for (int t = iterations; t >= 1; --t) {
     float s[kGauged], u[kGauged], scaled[kGauged], x[kGauged], y[kGauged], q[kGauged];
     get(t - 1, before);

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
     const int of_softmax = task.softmax ? 1 : 0;  // The iteration whose rows it was.
     const auto iterate = [&](auto is_judged) {
       constexpr bool kJudged = decltype(is_judged)::value;
-#pragma unroll !kJudged && Shape::kLanes == 1 ? 2 : 1
+#pragma unroll 1
       for (int t = 1; t <= task.iterations; ++t) {
         TimesRows<R, C>(K, v, s);
         ScatterRows<Shape>(s);
