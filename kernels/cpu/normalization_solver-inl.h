@@ -346,12 +346,8 @@ class ForwardSolver : public MatrixSolver {
   // sum_k |difference_k|, a lane scalar; difference(k) gives the vector of elements k, k + 1, ...
   template <class Difference>
   V L1(int64_t elements, Difference difference) const {
-    V sum = hn::Zero(D()), excess = hn::Zero(D());  // Of the sum over what was added: lanes may have thousands of terms.
-    for (int64_t k = 0; k < elements; k += kLanes) {
-      const V term = hn::Sub(hn::Abs(difference(k)), excess), next = hn::Add(sum, term);
-      excess = hn::Sub(hn::Sub(next, sum), term);
-      sum = next;
-    }
+    V sum = hn::Zero(D());
+    for (int64_t k = 0; k < elements; k += kLanes) sum = hn::Add(sum, hn::Abs(difference(k)));
     return layout_.Reduce(sum);
   }
   Scalar col_error_;  // After the last column step; kept by UpdateColumns when stops_early().
