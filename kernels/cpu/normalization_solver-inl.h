@@ -343,11 +343,16 @@ class ForwardSolver : public MatrixSolver {
       hn::Store(hn::IfThenElse(stopped, hn::Load(d, old + k), hn::Load(d, now + k)), d, now + k);
     }
   }
-  // sum_k |difference_k|, a lane scalar; difference(k) gives the vector of elements k, k + 1, ...
+  // sum_k |difference_k|, a lane scalar; difference(k) gives the vector of elements k, k + 1, ... A lane may add up
+  // thousands of terms: with what each addition rounds off.
   template <class Difference>
   V L1(int64_t elements, Difference difference) const {
-    V sum = hn::Zero(D());
-    for (int64_t k = 0; k < elements; k += kLanes) sum = hn::Add(sum, hn::Abs(difference(k)));
+    V sum = hn::Zero(D()), excess = hn::Zero(D());
+    for (int64_t k = 0; k < elements; k += kLanes) {
+      const V term = hn::Sub(hn::Abs(difference(k)), excess), next = hn::Add(sum, term);
+      excess = hn::Sub(hn::Sub(next, sum), term);
+      sum = next;
+    }
     return layout_.Reduce(sum);
   }
   Scalar col_error_;  // After the last column step; kept by UpdateColumns when stops_early().

@@ -54,9 +54,8 @@ void ExpectMatchesRecipe(const Case& member_case, const Answer& member) {
   ExpectClose(prefix + "row sums", member.row_sums.values(), rows(plan), rows(room));
   ExpectClose(prefix + "column sums", member.column_sums.values(), columns(plan), columns(room));
   const Convergence& convergence = member.convergence[0];
-  // Sums of as many terms as there are rows and columns, each rounded; of float32 in eight lanes or more, one by one.
-  const double one_by_one = UnitRoundoff(DType::kFloat32) * static_cast<double>(std::max(problem.n, problem.m)) / 8;
-  const double rounding = member_case.solver().precision == Precision::kDouble ? 1e-14 : std::max(1e-6, one_by_one);
+  // Sums of as many terms as there are rows and columns, each rounded.
+  const double rounding = member_case.solver().precision == Precision::kDouble ? 1e-14 : 1e-6;
   ExpectClose(prefix + "marginal errors", {convergence.marginal_error_a, convergence.marginal_error_b},
               {oracle::DistanceL1(rows(plan), row_marginals), oracle::DistanceL1(columns(plan), column_marginals)},
               Sum(room) + rounding * (Sum(row_marginals) + Sum(column_marginals)));
