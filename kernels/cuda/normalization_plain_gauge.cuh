@@ -25,12 +25,13 @@ constexpr float kGaugeRange = 28;   // nats: 3 exp(3 r) < 2^126.
 constexpr float kFirst = 0x1p-32f;  // u_0 and v_0.
 
 template <class Shape>
-constexpr bool MayBeGauged = Shape::kSize == kGauged&& Shape::kLanes == 1;
+constexpr bool MayBeGauged = Shape::kLanes == 1 && Shape::kSize == kGauged;
 
 using Square = float[kGauged][kGauged];
 using Scalings = float[kGauged];
 
-// K in place of W, and the first v; the first row and column of K are left to GaugeEnd. False: nothing has changed.
+// K in place of W, but for its first row and column, which nothing reads until GaugeIterate has ended; and the first v.
+// False: nothing has changed.
 __device__ inline bool GaugeStart(float floor, Square& W, Scalings& v) {
   constexpr float kLog2E = 1.4426950408889634f;
   float x[kGauged][kGauged], most = 0, least = W[0][0];

@@ -240,14 +240,14 @@ __device__ inline bool ImplicitMultipliers(const Place<Shape>& place, const T (&
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) residual[k] = right[k];
   }
-  bool good = true, solved = false;
-  if constexpr (Shape::kLanes == 1) {
-    if (!unit) {  // Else sums are what they are not, and the system is singular up to that alone.
-      SolveAlone<R, C>(P, inverse, diagonal, residual, beta);
-      solved = true;
-    }
+  // IMPLICIT_UNIT takes sums for 1 that are not quite, so that its lines do not quite sum up to 0.
+  constexpr bool kAlone = Shape::kLanes == 1;
+  bool good = true;
+  if (kAlone && !unit) {
+    if constexpr (kAlone) SolveAlone<R, C>(P, inverse, diagonal, residual, beta);
+  } else {
+    good = SolveTiles<Shape, kOnes>(P, inverse, diagonal, residual, 2 * m + 10, beta);
   }
-  if (!solved) good = SolveTiles<Shape, kOnes>(P, inverse, diagonal, residual, 2 * m + 10, beta);
   GatherCols<Shape>(beta);
   TimesRows<R, C>(P, beta, alpha);
   ScatterRows<Shape>(alpha);
