@@ -26,13 +26,15 @@ say() { printf '\n== %s\n' "$*"; }
 broke() { echo "$1" >>"$results/broken"; }
 
 base=()  # What tells Bazel to work apart, when it does.
+# What one Bazel has made the other need not: GPUs' kernels take ten minutes to compile, and are the same for both.
+cache=(--disk_cache="$results/cache")
 # cpp_tests NAME FLAGS... -- TARGETS...: runs the C++ tests and leaves Bazel's account of them in $results/NAME.bep.
 cpp_tests() {
   local name=$1 status=0
   shift
   say "C++ tests: $name"
-  bazel "${base[@]}" test --keep_going --noshow_progress --color=no --build_event_json_file="$results/$name.bep" "$@" ||
-    status=$?
+  bazel "${base[@]}" test "${cache[@]}" --keep_going --noshow_progress --color=no \
+    --build_event_json_file="$results/$name.bep" "$@" || status=$?
   # 3: some test failed, which the account says. 4: no test carries the tag.
   case $status in 0 | 3 | 4) ;; *) broke "the $name build (bazel exit code $status)" ;; esac
 }
@@ -52,17 +54,31 @@ python_tests() {
   case $status in 0 | 1 | 5) ;; *) broke "pytest (exit code $status)" ;; esac  # 5: no test found.
 }
 
+# This processor's instruction sets that kernels are compiled for, narrowest first, as Highway names them.
+sets=(SCALAR)
+if grep -qsw avx2 /proc/cpuinfo; then sets+=(AVX2); fi
+if grep -qsw avx512vl /proc/cpuinfo; then sets+=(AVX3); fi
+# The tests above ran by the widest one; those of what differs in the others run by each of them.
+narrower_sets() {
+  local set
+  for set in "${sets[@]::${#sets[@]}-1}"; do
+    cpp_tests "${set,,}" --test_env=SINKHORN_TEST_INSTRUCTION_SET="$set" --test_tag_filters=instruction_sets \
+      --build_tests_only -- "${targets[@]}"
+  done
+}
+
 # sanitized NAME COMMAND...: COMMAND, with what chooses the sanitizer NAME's tests.
 sanitized() {
-  local name=$1
+  local name=$1 set=()
   shift
-  "$@" --config="$name" --test_tag_filters="$name" --build_tests_only -- "${targets[@]}"
+  case ${sets[-1]} in AVX2) set=(--config=sanitized-avx2) ;; AVX3) set=(--config=sanitized-avx512) ;; esac
+  "$@" --config="$name" "${set[@]}" --test_tag_filters="$name" --build_tests_only -- "${targets[@]}"
 }
 # Apart, and after all else, so that this may go on beside tests that mostly wait. What breaks shows when they are run.
 build_sanitized() {
   local name
   for name in sanitize tsan; do
-    sanitized $name nice -n 19 bazel "${base[@]}" build --keep_going --noshow_progress --color=no
+    sanitized $name nice -n 19 bazel "${base[@]}" build "${cache[@]}" --keep_going --noshow_progress --color=no
   done
 }
 
@@ -70,19 +86,15 @@ if ! ./deploy/install.sh; then
   broke "deploy/install.sh"
 else
   cpp_tests plain -- "${plain[@]}"
+  narrower_sets
   if $quick; then
     python_tests
   else
-    output_base=$(bazel info output_base)
-    building=
-    # Where GPUs' kernels are compiled, they would be compiled once more.
-    if ! grep -qs "HAVE_CUDA = True" "$output_base/external/cuda/config.bzl"; then
-      base=("--output_base=$output_base-sanitized")
-      build_sanitized >"$results/sanitized.log" 2>&1 &
-      building=$!
-    fi
+    base=("--output_base=$(bazel info output_base)-sanitized")
+    build_sanitized >"$results/sanitized.log" 2>&1 &
+    building=$!
     python_tests
-    [ -z "$building" ] || wait "$building"
+    wait "$building"
     sanitized sanitize cpp_tests sanitize
     sanitized tsan cpp_tests tsan
   fi

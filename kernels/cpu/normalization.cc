@@ -405,19 +405,22 @@ int64_t GroupBytes(const NormalizationSpec& spec) {
 }  // namespace
 }  // namespace normalization
 
-std::unique_ptr<Work> MakeNormalizationWork(const Problem& problem) {
+std::unique_ptr<Work> MakeNormalizationWork(const Problem& asked) {
   using namespace normalization;
+  const Problem problem = Executed(asked);
   if (SolvedWhole(NormalizationSpec(problem))) return std::make_unique<WholeMembersWork>(problem);
   return std::make_unique<ResidentMembersWork>(problem);
 }
 
-int64_t NormalizationBytes(const Problem& problem) {
+int64_t NormalizationBytes(const Problem& asked) {
   using namespace normalization;
+  const Problem problem = Executed(asked);
   const NormalizationSpec spec(problem);
   return GroupBytes(spec) * (SolvedWhole(spec) ? 1 : ResidentMembersWork::Window(spec, problem.count));
 }
 
-double NormalizationSeconds(const Problem& problem) {
+double NormalizationSeconds(const Problem& asked) {
+  const Problem problem = Executed(asked);
   return normalization::MemberSeconds(NormalizationSpec(problem)) * static_cast<double>(problem.count);
 }
 

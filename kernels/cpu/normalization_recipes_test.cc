@@ -147,6 +147,7 @@ TEST(Unrolled, TwoByTwoClosedForm) {
 }
 
 TEST(Targets, AllMatchTheOracle) {
+  const int64_t chosen = hwy::SupportedTargets();
   for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
@@ -177,7 +178,7 @@ TEST(Targets, AllMatchTheOracle) {
       }
     }
   }
-  hwy::SetSupportedTargetsForTest(0);
+  hwy::SetSupportedTargetsForTest(chosen);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 

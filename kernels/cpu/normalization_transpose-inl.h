@@ -106,8 +106,9 @@ HWY_INLINE void LoadTransposed(D d, const T* from, int64_t stride, V* v) {
 template <class D, class V, class T = hn::TFromD<D> >
 HWY_INLINE void StoreTransposed(D d, V* v, T* to, int64_t stride) {
   // Not block by block: parts of a line cost a store each, and a shuffle too.
+  constexpr int kL = static_cast<int>(hn::MaxLanes(D()));
   Transpose(d, v);
-  SINKHORN_UNROLLED for (int k = 0; k < static_cast<int>(hn::MaxLanes(D())); ++k) hn::StoreU(v[k], d, to + k * stride);
+  SINKHORN_UNROLLED for (int k = 0; k < kL; ++k) hn::StoreU(v[k], d, to + k * stride);
 }
 #endif
 

@@ -232,10 +232,11 @@ std::unique_ptr<TransportMember> MakeTransportMember(std::unique_ptr<MemberInput
 }
 
 std::unique_ptr<Work> MakeTransportWork(const Problem& problem, int64_t kernel_cache_bytes) {
-  return std::make_unique<TransportWork>(problem, kernel_cache_bytes);
+  return std::make_unique<TransportWork>(Executed(problem), kernel_cache_bytes);
 }
 
-int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
+int64_t TransportBytes(const Problem& asked, int64_t kernel_cache_bytes) {
+  const Problem problem = Executed(asked);
   const int64_t width = problem.solver.precision == Precision::kDouble ? 8 : 4;
   const int64_t pairs = problem.n * RoundUp(problem.m, kColumnPad);
   const int64_t cache = pairs * width <= kernel_cache_bytes ? pairs * width : 0;
@@ -260,7 +261,8 @@ int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
   return member * resident;
 }
 
-double TransportSeconds(const Problem& problem) {
+double TransportSeconds(const Problem& asked) {
+  const Problem problem = Executed(asked);
   const Outputs& out = problem.outputs;
   const bool is_double = problem.solver.precision == Precision::kDouble;
   const double pairs = static_cast<double>(problem.n) * problem.m;

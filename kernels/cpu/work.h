@@ -55,6 +55,10 @@ class Work {
   virtual Convergence progress() const = 0;
 };
 
+// The problem as this processor solves it: without vectors in DOUBLE whatever is asked for. Float64 costs such a
+// processor what float32 does, whose long sums and unfused products need several lanes and FMA to keep STRICT's word.
+Problem Executed(Problem problem);
+
 // REQUIRES: problem.kind fits. The problem's views stay valid while the work lives.
 std::unique_ptr<Work> MakeNormalizationWork(const Problem& problem);
 std::unique_ptr<Work> MakeTransportWork(const Problem& problem, int64_t kernel_cache_bytes);
