@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/families.h"
+#include "kernels/cuda/native.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -12,7 +13,7 @@ constexpr size_t kDeviceSlabBytes = size_t{256} << 20;
 constexpr size_t kPinnedSlabBytes = size_t{64} << 20;
 constexpr size_t kReserveBytes = size_t{1} << 30;  // For the driver, kernels' stacks, and others on this device.
 
-__global__ void FaultKernel() { asm volatile("trap;"); }
+__global__ void FaultKernel() { Trap(); }
 
 }  // namespace
 
@@ -106,7 +107,7 @@ bool Context::CountSlice() {
   return slices_.fetch_add(1) + 1 == options.fault_at_slice;
 }
 
-void LaunchFault(cudaStream_t stream) { FaultKernel<<<1, 1, 0, stream>>>(); }
+void LaunchFault(cudaStream_t stream) { LaunchNative(FaultKernel, 1, 1, 0, stream); }
 
 }  // namespace cuda
 }  // namespace sinkhorn

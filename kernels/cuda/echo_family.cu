@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/cuda/echo_family.h"
+#include "kernels/cuda/native.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -30,13 +31,10 @@ __global__ void EchoKernel(const Task* tasks) {
     reinterpret_cast<int*>(&task)[threadIdx.x] = reinterpret_cast<const int*>(&tasks[blockIdx.y])[threadIdx.x];
   }
   __syncthreads();
-  if (task.trap) asm volatile("trap;");
+  if (task.trap) Trap();
   if (task.wait_ns > 0) {
-    unsigned long long begin, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-    do {
-      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while (static_cast<long long>(now - begin) < task.wait_ns);
+    const unsigned long long begin = GlobalNanoseconds();
+    while (static_cast<long long>(GlobalNanoseconds() - begin) < task.wait_ns) continue;
   }
   const int taken = task.first ? 1 : *task.slices + 1;  // EchoEndKernel changes it.
   if (taken != task.wanted) return;
@@ -157,8 +155,9 @@ class Echo final : public Family {
     if (uploaded == nullptr) return absl::InternalError("no pinned memory");
     const int task_count = static_cast<int>(tasks.size());
     const dim3 grid(static_cast<unsigned>(std::min<int64_t>((elements + kThreads - 1) / kThreads, 528)), task_count);
-    EchoKernel<<<grid, kThreads, 0, context->stream()>>>(uploaded);
-    EchoEndKernel<<<(task_count + kThreads - 1) / kThreads, kThreads, 0, context->stream()>>>(uploaded, task_count);
+    LaunchNative(EchoKernel, grid, kThreads, 0, context->stream(), uploaded);
+    LaunchNative(EchoEndKernel, (task_count + kThreads - 1) / kThreads, kThreads, 0, context->stream(), uploaded,
+                 task_count);
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return absl::OkStatus();
     return absl::InternalError(cudaGetErrorString(error));

@@ -1,4 +1,4 @@
-// The one place with <<<>>>: a kernel on a stream, with dynamic shared memory if it wants any.
+// A kernel on a stream, with dynamic shared memory if it wants any.
 #ifndef SINKHORN_KERNELS_CUDA_LAUNCH_CUH_
 #define SINKHORN_KERNELS_CUDA_LAUNCH_CUH_
 
@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/cuda/native.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -24,7 +26,7 @@ inline void LaunchKernel(void (*kernel)(Parameters...), int64_t blocks, int thre
                          cudaStream_t stream, const Arguments&... arguments) {
   if (blocks == 0) return;
   AllowShared(kernel, smem_bytes);
-  kernel<<<static_cast<unsigned>(blocks), threads, smem_bytes, stream>>>(arguments...);
+  LaunchNative(kernel, dim3(static_cast<unsigned>(blocks)), threads, smem_bytes, stream, arguments...);
 }
 
 // A launch with attributes.
@@ -49,12 +51,6 @@ class AttributedLaunch {
   cudaLaunchAttribute attributes_[2];
   cudaLaunchConfig_t config_ = {};
 };
-
-// The block's dynamic shared memory.
-__device__ inline char* DynamicShared() {
-  extern __shared__ __align__(128) char dynamic_shared[];
-  return dynamic_shared;
-}
 
 }  // namespace cuda
 }  // namespace sinkhorn

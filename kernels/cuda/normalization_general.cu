@@ -1,3 +1,4 @@
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/normalization_exact.cuh"
 #include "kernels/cuda/normalization_kernels.h"
 
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(32 * kBlockWarpsMax) GeneralKernel(const __gri
 int64_t GeneralSlotBytes(const Task& task) { return GeneralMemory().Carve(task, nullptr); }
 
 cudaError_t LaunchGeneral(const LaunchOf& launch, int blocks, int threads, cudaStream_t stream) {
-  GeneralKernel<<<blocks, threads, 0, stream>>>(launch);
+  LaunchNative(GeneralKernel, blocks, threads, 0, stream, launch);
   return cudaGetLastError();
 }
 

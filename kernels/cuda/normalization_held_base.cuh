@@ -106,7 +106,7 @@ class HeldBase {
     float* const parts = RowParts(buffer) + down_ * Shape::kWarpRows + lane_;
     parts[across_ * Shape::kRows] = part;
     // The warps side by side have written theirs.
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + down_), "n"(32 * Shape::kAcross) : "memory");
+    SyncSome<32 * Shape::kAcross>(1 + down_);
     float all = parts[0];
 #pragma unroll
     for (int w = 1; w < Shape::kAcross; ++w) all = Op::Of(all, parts[w * Shape::kRows]);

@@ -3,7 +3,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_ROWS_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_ROWS_CUH_
 
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/normalization_held_shape.cuh"
 
 namespace sinkhorn {
@@ -37,14 +37,12 @@ struct HeldRows {
       for (int e = 0; e < Shape::C; ++e) {
         const int c = lane + 32 * e;
         if (column + c >= n) continue;
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * (k * Shape::kWarpColumns + c)),
-                     "l"(from + int64_t{k} * n + c)
-                     : "memory");
+        FetchAsync4(to + 4 * (k * Shape::kWarpColumns + c), from + int64_t{k} * n + c);
       }
     }
   }
   __device__ static void Arrived() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    WaitForFetches();
     __syncwarp();  // The rows are there.
   }
   // From the buffer, which is free afterwards.

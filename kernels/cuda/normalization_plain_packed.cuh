@@ -29,20 +29,19 @@ class PackedStage {
   __device__ void Fetch(const Tensor& tensor, float* buffer) const {
     if constexpr (kShort) return;
     const float* const from = static_cast<const float*>(tensor.data) + (begin_ - shift_);
-    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
+    const uint32_t to = SharedAddress(buffer);
     const int end = shift_ + size_, whole = end & ~(kQuad - 1);
 #pragma unroll 4
     for (int at = kQuad * lane_; at < whole; at += kQuad * 32) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * Placed(at)), "l"(from + at) : "memory");
+      FetchAsync16(to + 4 * Placed(at), from + at);
     }
     if (whole + lane_ < end) {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * (whole + lane_)), "l"(from + whole + lane_)
-                   : "memory");
+      FetchAsync4(to + 4 * (whole + lane_), from + whole + lane_);
     }
   }
   __device__ void Arrived(const Tensor& tensor, float* buffer) const {
     if constexpr (!kShort) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
+      WaitForFetches();
     } else {
       const uint16_t* const from = static_cast<const uint16_t*>(tensor.data) + (begin_ - shift_);
       const int end = shift_ + size_, whole = end & ~(kQuad - 1);

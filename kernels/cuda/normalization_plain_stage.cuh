@@ -61,7 +61,7 @@ struct PlainStage {
     if constexpr (kPacked || kShort || kWide) before();
     if constexpr (kPacked) return Packed(lane, n, first, count).Fetch(tensor, buffer);
     if constexpr (kShort) return;
-    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
+    const uint32_t to = SharedAddress(buffer);
     if (Whole(n)) {
       const float4* const from = Held(static_cast<const float4*>(tensor.data) + first * (kArea / 4) + lane);
       const int limit = count * (kArea / 4) - lane, own = FirstVector(lane);
@@ -69,21 +69,18 @@ struct PlainStage {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (32 * k < limit) {
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * Vector(own, k)), "l"(from + 32 * k)
-                       : "memory");
+          FetchAsync16(to + 4 * Vector(own, k), from + 32 * k);
         }
       }
     } else {
       const float* const from = static_cast<const float*>(tensor.data) + first * n * n;
-      ForEntries(lane, n, [&](int entry, int at) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * at), "l"(from + entry) : "memory");
-      });
+      ForEntries(lane, n, [&](int entry, int at) { FetchAsync4(to + 4 * at, from + entry); });
     }
   }
   __device__ static void Arrived(int lane, const Tensor& tensor, int n, int64_t first, int count, float* buffer) {
     if constexpr (kPacked) return Packed(lane, n, first, count).Arrived(tensor, buffer);
     if constexpr (!kShort) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
+      WaitForFetches();
     } else if (Whole(n)) {
       const uint4* const from = Held(static_cast<const uint4*>(tensor.data) + first * (kArea / 8) + lane);
       const int limit = count * (kArea / 8) - lane, own = FirstVector(lane);

@@ -16,18 +16,6 @@ struct Divider {
   const uint32_t divisor, magic;
 };
 
-// What is computed from it is computed where it is used: not once for all, into a register for each entry.
-__device__ inline int Opaque(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
-template <class T>
-__device__ inline T* Opaque(T* x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
-
 // Eight or four elements as float32 from 16 aligned bytes.
 __device__ inline void Unpack(DType dtype, const uint4& raw, float* out) {
   const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
@@ -116,10 +104,8 @@ struct Stage {
   // The same of float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there.
   __device__ static void Fetch(int lane, const Tensor& tensor, int64_t first, int count, float* buffer) {
     const float4* from = static_cast<const float4*>(tensor.data) + first * (kArea / 4);
-    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
-    ForVectors<4>(lane, count, [&](int, int vector, int at) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 4 * at), "l"(from + vector) : "memory");
-    });
+    const uint32_t to = SharedAddress(buffer);
+    ForVectors<4>(lane, count, [&](int, int vector, int at) { FetchAsync16(to + 4 * at, from + vector); });
   }
   template <bool kMaybeFloat = true, bool kMaybeShort = true>
   __device__ static void StoreWhole(int lane, const Output& output, int64_t first, int count, const float* buffer) {
@@ -187,12 +173,12 @@ struct Stage {
     const Divider by_member(n);
     const int col = lane % kSize, rows = count * n;
     const float* from = static_cast<const float*>(tensor.data) + first * n * m + col;
-    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(buffer));
+    const uint32_t to = SharedAddress(buffer);
 #pragma unroll 4
     for (int row = lane / kSize; row < rows; row += kRowsAtOnce) {
       const int member = by_member.Quotient(row), at = At(member, row - member * n, col);
       if (col < m) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 4 * at), "l"(from + row * m) : "memory");
+        FetchAsync4(to + 4 * at, from + row * m);
       }
     }
     return true;

@@ -293,10 +293,9 @@ class Streamed : private StreamBase<Shape> {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreadCount) StreamKernel(const __grid_constant__ LaunchOf launch) {
   __shared__ Task task;
-  extern __shared__ __align__(16) float shared_memory[];
   const int block = LoadTask(launch, &task);
   LaneTally tally;
-  Streamed<Shape> streamed(task, shared_memory, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block));
+  Streamed<Shape> streamed(task, DynamicFloats(), reinterpret_cast<float*>(task.workspace + task.slot_bytes * block));
   for (int64_t member = task.first + block; member < task.last; member += task.blocks) streamed.Solve(member, &tally);
   if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);
 }

@@ -11,6 +11,7 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/normalization_task.cuh"
 
 namespace sinkhorn {
@@ -150,16 +151,8 @@ __device__ inline void TimesCols(const T (&K)[R][C], const T (&u)[R], T (&q)[C])
   }
 }
 
-__device__ inline float Reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+__device__ inline float Reciprocal(float x) { return FastReciprocal(x); }
+__device__ inline float Exp2(float x) { return FastExp2(x); }
 // e^x, x <= 0 or so.
 __device__ inline float Exp(float x) { return Exp2(x * 1.4426950408889634f); }
 

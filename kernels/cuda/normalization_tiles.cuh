@@ -32,7 +32,6 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
   __shared__ Task task;
   // Forward: one for what goes out and one for what comes in meanwhile. Backward: the same for both.
   __shared__ __align__(16) float buffers[kWarps][kBackward ? 1 : 2][Shape::kBufferFloats];
-  extern __shared__ __align__(16) float history_memory[];
   const int block = LoadTask(launch, &task);
   const int lane = threadIdx.x % 32;
   const Place<Shape> place(lane);
@@ -40,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
   float* const incoming = buffers[threadIdx.x / 32][kBackward ? 0 : 1];
   bool fetched = false;  // The logits of the members that come next are on their way.
   float* const memory =
-      task.workspace == nullptr ? history_memory : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
+      task.workspace == nullptr ? DynamicFloats() : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
   LaneTally tally;
 
   ForMembers<Shape>(task, block, [&](int64_t first, int count) {
@@ -52,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
     Terms<kOwn> terms;
     LoadTerms<Shape>(task, place, member, &terms);
     if (fetched) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
+      WaitForFetches();
       __syncwarp();  // The logits are there.
       Stage<Shape>::Read(place, task.transposed, incoming, K);
       __syncwarp();  // The buffer is free.

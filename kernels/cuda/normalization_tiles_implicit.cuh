@@ -135,8 +135,7 @@ __device__ inline bool SolveTiles(const T (&P)[Shape::R][Shape::C], const T* inv
 
 // 1 / x to a rounding or two, x far from the ends of the range.
 __device__ inline double InverseOf(double x) {
-  double y;
-  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+  double y = FastReciprocal(x);
 #pragma unroll
   for (int k = 0; k < 2; ++k) y = fma(y, fma(-x, y, 1.0), y);
   return y;

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/transport_shape.cuh"
 
 namespace sinkhorn {
@@ -117,7 +118,7 @@ __device__ inline void StoreGradient(const Member& member, int side, int64_t i, 
 // A copy of a job in shared memory, which everything reads again and again. Barriers inside; all threads of a block
 // call it, once.
 __device__ inline Job& CopyJob(const Job& job) {
-  __shared__ alignas(16) uint64_t words[sizeof(Job) / sizeof(uint64_t)];
+  alignas(16) __shared__ uint64_t words[sizeof(Job) / sizeof(uint64_t)];
   static_assert(sizeof(Job) % sizeof(uint64_t) == 0, "Job");
   const auto* from = reinterpret_cast<const uint64_t*>(&job);
   for (int k = threadIdx.x; k < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); k += blockDim.x) words[k] = from[k];
@@ -167,9 +168,7 @@ __device__ inline double BlockMax(double value, double* scratch) {
 // sees what the others wrote before (past the first cache: __ldcg). By one thread, after a barrier, for all that the
 // block wrote.
 __device__ inline bool CountArrival(unsigned* counter, unsigned expected) {
-  unsigned before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  const bool last = before + 1 == expected;
+  const bool last = CountUp(counter) + 1 == expected;
   if (last) *counter = 0;
   return last;
 }

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   __shared__ ScaledSum sums[kCloudRows];
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   using Columns = Stream<kPlanes, kParts, kGroups>;
-  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
+  alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
   // 1. Whose rows.
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);

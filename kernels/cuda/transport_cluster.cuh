@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/native.cuh"
 
 namespace sinkhorn {
 namespace cuda {

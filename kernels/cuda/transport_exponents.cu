@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   __shared__ CloudContext c;
   __shared__ float terms[SlotsOf(kGroups)][kCloudTile];
   __shared__ Staging<T> staging[kCloudThreads / 32];
-  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
+  alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, kParts, kGroups>;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
   constexpr int kStages = StagesOf(kPlanes, kParts, kGradientGroups), kAgain = AgainOf(kParts);
   __shared__ CloudContext c;
   __shared__ float terms[TermTiles(kParts)][kCloudTile];
-  __shared__ alignas(8) uint64_t full[2][kStages], empty[2][kStages];
+  alignas(8) __shared__ uint64_t full[2][kStages], empty[2][kStages];
   using Rows = Sums<kPlanes, kParts, kColumns>;
   // 1. Which rows, which coordinates, which tiles.
   const BlockWork work = FindWork(table, blockIdx.x);

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable ta
   constexpr int kStages = PointStages(kPlanes, kAgain), kEights = Stages::kColumns / 8;
   __shared__ CloudContext c;
   __shared__ float terms[2 * kGradientGroups][kCloudTile];
-  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
+  alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, Parts::kFew, kGradientGroups, kAgain, false, kStages>;
   // 1. Which rows, which coordinates, which tiles.
   const BlockWork work = FindWork(table, blockIdx.x);

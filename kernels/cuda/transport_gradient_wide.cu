@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) DensityKernel(LaunchTable ta
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   __shared__ CloudContext c;
   __shared__ float terms[SlotsOf(kGroups)][kCloudTile];
-  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
+  alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, kParts, kGroups>;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 1) WideGradientKernel(LaunchTable ta
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, Parts::kFew, kGradientGroups);
   __shared__ CloudContext c;
-  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
+  alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, Parts::kFew, kGradientGroups, kWideParts, false>;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);

@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudSweepKernel(LaunchTable
   __shared__ ProductVectors v;
   __shared__ const double* sources[kTogether];
   __shared__ bool any;
-  __shared__ alignas(16) ColumnNumbers<kTogether> numbers;
+  alignas(16) __shared__ ColumnNumbers<kTogether> numbers;
   __shared__ double sums[kTogether][kCloudRows];
-  __shared__ alignas(8) uint64_t full[kStages], empty[kStages];
+  alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
   // 1. Whose rows, and what to multiply.
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);

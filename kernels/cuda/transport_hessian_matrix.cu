@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixSetupKernel(LaunchTable tab
 #if SINKHORN_HOPPER
   __shared__ CloudContext c;
   __shared__ ProductVectors v;
-  __shared__ alignas(16) ColumnNumbers numbers;
-  __shared__ alignas(8) uint64_t full[2];
+  alignas(16) __shared__ ColumnNumbers numbers;
+  alignas(8) __shared__ uint64_t full[2];
   const BlockWork found = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[found.job]);
   const int rank = static_cast<int>(found.block % ranks);
@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable tab
 #if SINKHORN_HOPPER
   __shared__ CloudContext c;
   __shared__ ProductVectors v;
-  __shared__ alignas(16) ColumnNumbers numbers;
-  __shared__ alignas(8) uint64_t full[2][2];
+  alignas(16) __shared__ ColumnNumbers numbers;
+  alignas(8) __shared__ uint64_t full[2][2];
   const BlockWork found = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[found.job]);
   const int rank = static_cast<int>(found.block % ranks);

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/transport_launch.h"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -7,7 +7,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_PRODUCTS_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_PRODUCTS_CUH_
 
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/transport_hopper.cuh"
 #include "kernels/cuda/transport_on_chip.cuh"
 

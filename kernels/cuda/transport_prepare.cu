@@ -534,7 +534,8 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
     const bool costs = kStep == kRangesStep && job.dense;
     int chunks[2];
     for (int side = 0; side < 2; ++side) {
-      chunks[side] = kStep == kRangesStep   ? PointChunks(job, side) * Slices(job, side)
+      chunks[side] = costs                  ? 0
+                     : kStep == kRangesStep ? PointChunks(job, side) * Slices(job, side)
                      : kStep == kPointsStep ? PaddedPointBlocks(job, side)
                                             : PointBlocks(job, side);
     }

@@ -3,7 +3,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ROWS_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ROWS_CUH_
 
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/transport_control.cuh"
 #include "kernels/cuda/transport_tile.cuh"
 

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1)
     StreamKernel(LaunchTable table, Pass pass, bool odd) {
 #if SINKHORN_HOPPER
   constexpr int kGroups = GroupsOf(kQuads), kRing = RingBytes(kQuads), kRows = SlabMemory<kGroups>::kRows;
-  __shared__ alignas(8) uint64_t full[kGroups][kMostStages];
+  alignas(8) __shared__ uint64_t full[kGroups][kMostStages];
   __shared__ typename RowRing<T>::Copies copies[kGroups];
   __shared__ SlabMemory<kGroups> memories[kGroups];
   __shared__ StreamFrame frame;  // As all that is for long: registers are short.

@@ -398,7 +398,7 @@ __device__ void SumRows(RowRing<T>* ring, int rows, const RowRule& rule, SlabMem
   constexpr int kRows = Sums::kRows, kGroups = GroupsOf(kQuads);
   constexpr bool kAhead = MakesAhead(kQuads, sizeof(T) == sizeof(__half));
   using Densities = typename Sums::Densities;
-  __shared__ alignas(16) typename Sums::Parts all_parts[kGroups][2];
+  alignas(16) __shared__ typename Sums::Parts all_parts[kGroups][2];
   __shared__ float all_scratch[kGroups][Group::kWarps];
   auto& parts = all_parts[Group::Index()];
   float* const scratch = all_scratch[Group::Index()];

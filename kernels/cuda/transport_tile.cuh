@@ -17,11 +17,7 @@ using DensityOf = std::conditional_t<kMode == kDouble, double, float>;
 
 __device__ inline float Exp2(float x) { return exp2f(x); }
 __device__ inline double Exp2(double x) { return exp2(x); }
-__device__ inline float Root(float x) {
-  float root;
-  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
-  return root;
-}
+__device__ inline float Root(float x) { return FastRoot(x); }
 __device__ inline double Root(double x) { return sqrt(x); }
 
 // One side of an engine at one epsilon: what a block needs to make exponents.
