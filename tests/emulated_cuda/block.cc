@@ -1,0 +1,269 @@
+#include "tests/emulated_cuda/block.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+sinkhorn::emulated_cuda::Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace sinkhorn {
+namespace emulated_cuda {
+namespace {
+
+constexpr unsigned kMostThreads = 1024;
+constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kSharedBytes = 163 << 10;  // What a block of an A100 may have.
+constexpr int kNames = 16;                  // Of barriers.
+
+[[noreturn]] void Fail(const char* what) {
+  std::fprintf(stderr, "emulated kernel, block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+  std::abort();
+}
+
+// A coroutine: in the middle of a kernel, or at its end and ready for the next.
+struct Thread {
+  char* stack = nullptr;
+  void* place = nullptr;  // Its stack pointer while it does not run; null: it is yet to begin.
+};
+
+// Goes on at `to`, a stack pointer that this function left in its *place or that BeginningOf made. The C library's
+// setjmp and longjmp would do, and take most of the time of a kernel whose lanes exchange numbers.
+extern "C" void SinkhornSwitch(void** place, void* to);
+asm(R"(
+.text
+.globl SinkhornSwitch
+.type SinkhornSwitch, @function
+SinkhornSwitch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size SinkhornSwitch, .-SinkhornSwitch
+)");
+
+// Lanes that meet.
+struct Meeting {
+  unsigned mask, arrived;
+  void (*complete)();
+  MeetingEnd end;
+  void* requests[32];
+};
+
+// Lanes as bits.
+struct Warp {
+  unsigned there = 0;  // Not ended.
+  unsigned ready = 0;  // May run.
+  int meeting_count = 0;
+  Meeting meetings[32];
+};
+
+struct Barrier {
+  int arrived = 0, counted = 0, result = 0;
+  std::vector<unsigned> waiting;
+};
+
+class Machine {
+ public:
+  void RunGrid(Index grid, unsigned threads, size_t shared_bytes, const std::function<void()>& kernel) {
+    if (threads == 0 || threads > kMostThreads || shared_bytes > kSharedBytes) Fail("no block may be so large");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kernel_ = &kernel;
+    count_ = threads;
+    gridDim = grid;
+    blockDim = {threads, 1, 1};
+    for (unsigned z = 0; z < grid.z; ++z) {
+      for (unsigned y = 0; y < grid.y; ++y) {
+        for (unsigned x = 0; x < grid.x && !lost_; ++x) {
+          blockIdx = {x, y, z};
+          std::memset(shared_, 0xff, shared_bytes);  // Not a number, as far as nobody has written.
+          RunBlock();
+        }
+      }
+    }
+  }
+
+  char* shared() { return shared_; }
+  bool lost() const { return lost_; }
+
+  void Meet(unsigned mask, void* request, void (*complete)(), MeetingEnd end) {
+    const unsigned lane = running_ % 32, bit = 1u << lane;
+    if (!(mask & bit)) Fail("a lane meets others without naming itself");
+    Warp& warp = warps_[running_ / 32];
+    int index = 0;
+    while (index < warp.meeting_count && warp.meetings[index].mask != mask) ++index;
+    Meeting& meeting = warp.meetings[index];
+    if (index == warp.meeting_count) {
+      ++warp.meeting_count;
+      meeting.mask = mask;
+      meeting.arrived = 0;
+      meeting.complete = complete;
+      meeting.end = end;
+    }
+    if (meeting.complete != complete) Fail("lanes of a warp meet for different things");
+    meeting.arrived |= bit;
+    meeting.requests[lane] = request;
+    if (!EndMeeting(&warp, index)) return Leave();
+    warp.ready &= ~bit;  // It runs on.
+  }
+
+  int Sync(int name, int threads, bool counted) {
+    Barrier& barrier = barriers_[name];
+    ++barrier.arrived;
+    barrier.counted += counted;
+    if (barrier.arrived < (name == 0 ? static_cast<int>(count_) - ended_ : threads)) {
+      barrier.waiting.push_back(running_);
+      Leave();
+    } else {
+      Release(&barrier);
+    }
+    return barrier.result;
+  }
+
+  [[noreturn]] void Lose() {
+    lost_ = true;
+    void* nowhere;
+    SinkhornSwitch(&nowhere, launcher_);
+    Fail("a thread that was left for good runs");
+  }
+
+ private:
+  void RunBlock() {
+    ended_ = 0;
+    for (Barrier& barrier : barriers_) barrier.arrived = barrier.counted = 0, barrier.waiting.clear();
+    for (unsigned w = 0; w < Warps(); ++w) {
+      warps_[w].there = warps_[w].ready = w < count_ / 32 ? ~0u : (1u << count_ % 32) - 1;
+      warps_[w].meeting_count = 0;
+    }
+    for (unsigned t = 0; t < count_; ++t) {
+      if (threads_[t].place == nullptr) threads_[t].place = BeginningOf(&threads_[t]);
+    }
+    running_ = 0;
+    SinkhornSwitch(&launcher_, threads_[Next()].place);
+    if (!lost_) return;
+    for (Thread& thread : threads_) thread.place = nullptr;  // Most are in the middle of a kernel.
+  }
+  unsigned Warps() const { return (count_ + 31) / 32; }
+
+  // Makes the next thread that can run the running one; the warp that is at work goes first.
+  unsigned Next() {
+    for (unsigned k = 0, w = running_ / 32; k < Warps(); ++k, w = w + 1 == Warps() ? 0 : w + 1) {
+      if (warps_[w].ready == 0) continue;
+      running_ = 32 * w + static_cast<unsigned>(__builtin_ctz(warps_[w].ready));
+      warps_[w].ready &= warps_[w].ready - 1;
+      threadIdx = {running_, 0, 0};
+      return running_;
+    }
+    Fail("all threads wait for each other");
+  }
+
+  static void* BeginningOf(Thread* thread) {
+    if (thread->stack == nullptr) {
+      void* const memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (memory == MAP_FAILED || mprotect(memory, 4096, PROT_NONE) != 0) Fail("no memory for a stack");
+      thread->stack = static_cast<char*>(memory);
+    }
+    // Six registers, where to go, and where that would return to.
+    void** const top = reinterpret_cast<void**>(thread->stack + kStackBytes);
+    top[-1] = nullptr;
+    top[-2] = reinterpret_cast<void*>(&Machine::Coroutine);
+    std::fill(top - 8, top - 2, nullptr);
+    return top - 8;
+  }
+  static void Coroutine();
+  void Live() {
+    while (true) {
+      (*kernel_)();
+      End();
+      Leave();
+    }
+  }
+  // Until another thread has made this one ready, or it is wanted for the next block.
+  void Leave() {
+    Thread& thread = threads_[running_];
+    void* const to = ended_ == static_cast<int>(count_) ? launcher_ : threads_[Next()].place;
+    SinkhornSwitch(&thread.place, to);
+  }
+
+  // The running thread ends: it is waited for no longer.
+  void End() {
+    ++ended_;
+    Barrier& barrier = barriers_[0];
+    if (barrier.arrived > 0 && barrier.arrived >= static_cast<int>(count_) - ended_) Release(&barrier);
+    Warp& warp = warps_[running_ / 32];
+    warp.there &= ~(1u << running_ % 32);
+    for (int k = warp.meeting_count; k-- > 0;) EndMeeting(&warp, k);
+  }
+  void Release(Barrier* barrier) {
+    barrier->result = barrier->counted;
+    barrier->arrived = barrier->counted = 0;
+    for (unsigned t : barrier->waiting) warps_[t / 32].ready |= 1u << t % 32;
+    barrier->waiting.clear();
+  }
+  // If all who are there have come.
+  bool EndMeeting(Warp* warp, int index) {
+    Meeting& meeting = warp->meetings[index];
+    if ((meeting.mask & warp->there & ~meeting.arrived) != 0) return false;
+    meeting.end(meeting.complete, meeting.requests, meeting.arrived);
+    warp->ready |= meeting.arrived;
+    --warp->meeting_count;
+    if (index != warp->meeting_count) meeting = warp->meetings[warp->meeting_count];
+    return true;
+  }
+
+  alignas(1024) static char shared_[kSharedBytes];
+  std::mutex mutex_;
+  std::atomic<bool> lost_{false};
+  const std::function<void()>* kernel_ = nullptr;
+  unsigned count_ = 0, running_ = 0;
+  int ended_ = 0;
+  void* launcher_ = nullptr;  // Where the thread that launched goes on.
+  Thread threads_[kMostThreads];
+  Warp warps_[kMostThreads / 32];
+  Barrier barriers_[kNames];
+};
+
+alignas(1024) char Machine::shared_[kSharedBytes];
+
+Machine& TheMachine() {
+  static auto* machine = new Machine;
+  return *machine;
+}
+
+void Machine::Coroutine() { TheMachine().Live(); }
+
+}  // namespace
+
+void RunGrid(Index grid, unsigned threads, size_t shared_bytes, const std::function<void()>& kernel) {
+  TheMachine().RunGrid(grid, threads, shared_bytes, kernel);
+}
+char* SharedMemory() { return TheMachine().shared(); }
+int SyncBlock(bool counted) { return TheMachine().Sync(0, 0, counted); }
+void SyncNamed(int name, int threads) {
+  if (name < 1 || name >= kNames) Fail("no barrier has such a number");
+  TheMachine().Sync(name, threads, false);
+}
+void LoseDevice() { TheMachine().Lose(); }
+bool DeviceIsLost() { return TheMachine().lost(); }
+void Meet(unsigned mask, void* request, void (*complete)(), MeetingEnd end) {
+  TheMachine().Meet(mask, request, complete, end);
+}
+
+}  // namespace emulated_cuda
+}  // namespace sinkhorn
