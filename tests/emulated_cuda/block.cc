@@ -161,12 +161,17 @@ class Machine {
   }
   unsigned Warps() const { return (count_ + 31) / 32; }
 
-  // Makes the next thread that can run the running one; the warp that is at work goes first.
+  // Makes the next thread that can run the running one: of the warp at work, or now and then of another; its first lane
+  // or its last. So what lacks a barrier is likely to show.
   unsigned Next() {
-    for (unsigned k = 0, w = running_ / 32; k < Warps(); ++k, w = w + 1 == Warps() ? 0 : w + 1) {
-      if (warps_[w].ready == 0) continue;
-      running_ = 32 * w + static_cast<unsigned>(__builtin_ctz(warps_[w].ready));
-      warps_[w].ready &= warps_[w].ready - 1;
+    random_ ^= random_ << 13, random_ ^= random_ >> 17, random_ ^= random_ << 5;
+    const unsigned first = random_ % 8 == 0 ? random_ / 8 % Warps() : running_ / 32;
+    for (unsigned k = 0, w = first; k < Warps(); ++k, w = w + 1 == Warps() ? 0 : w + 1) {
+      const unsigned ready = warps_[w].ready;
+      if (ready == 0) continue;
+      const int lane = random_ >> 31 != 0 ? __builtin_ctz(ready) : 31 - __builtin_clz(ready);
+      warps_[w].ready &= ~(1u << lane);
+      running_ = 32 * w + static_cast<unsigned>(lane);
       threadIdx = {running_, 0, 0};
       return running_;
     }
@@ -232,6 +237,7 @@ class Machine {
   std::atomic<bool> lost_{false};
   const std::function<void()>* kernel_ = nullptr;
   unsigned count_ = 0, running_ = 0;
+  uint32_t random_ = 2463534242;  // For Next.
   int ended_ = 0;
   void* launcher_ = nullptr;  // Where the thread that launched goes on.
   Thread threads_[kMostThreads];

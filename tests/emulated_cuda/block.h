@@ -1,5 +1,6 @@
 // The threads of a kernel's blocks, as coroutines of the thread that launches it: each runs until it must wait for
-// others, so a run is the same each time. Blocks run one after another, launches of several threads too.
+// others, and then any of those that can, another one each time: tests that compare bits see where that matters. Blocks
+// run one after another, launches of several threads too.
 //
 // Ends the process, saying why, where hardware would hang or do as it likes: threads that wait for each other at
 // different places, lanes of one meeting that came for different things.
