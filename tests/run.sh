@@ -71,7 +71,10 @@ narrower_sets() {
 sanitized() {
   local name=$1 set=()
   shift
-  case ${sets[-1]} in AVX2) set=(--config=sanitized-avx2) ;; AVX3) set=(--config=sanitized-avx512) ;; esac
+  case $name,${sets[-1]} in
+    sanitize,AVX2) set=(--config=sanitized-avx2) ;;
+    sanitize,AVX3) set=(--config=sanitized-avx512) ;;
+  esac
   "$@" --config="$name" "${set[@]}" --test_tag_filters="$name" --build_tests_only -- "${targets[@]}"
 }
 # Apart, and after all else, so that this may go on beside tests that mostly wait. What breaks shows when they are run.
