@@ -27,7 +27,8 @@ broke() { echo "$1" >>"$results/broken"; }
 
 base=()  # What tells Bazel to work apart, when it does.
 # What one Bazel has made the other need not: GPUs' kernels take ten minutes to compile, and are the same for both.
-cache=(--disk_cache="$results/cache")
+cache=()
+$quick || cache=(--disk_cache="$results/cache")
 # cpp_tests NAME FLAGS... -- TARGETS...: runs the C++ tests and leaves Bazel's account of them in $results/NAME.bep.
 cpp_tests() {
   local name=$1 status=0

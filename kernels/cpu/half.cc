@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include "kernels/cpu/targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/half.cc"
 #include "hwy/foreach_target.h"

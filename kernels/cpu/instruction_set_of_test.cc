@@ -1,5 +1,5 @@
-// Linked into a test: its kernels run by the instruction set that SINKHORN_TEST_INSTRUCTION_SET names (SSE2, AVX2, ...:
-// Highway's names), as they would on a processor that has no wider one. Unset or empty: by the best one.
+// Linked into a test: its kernels run by the instruction set that SINKHORN_TEST_INSTRUCTION_SET names (SCALAR, AVX2,
+// AVX3: Highway's names), as on a processor that has no wider one. Unset or empty: by the best one.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include "kernels/cpu/targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/math_test.cc"
 #include "hwy/foreach_target.h"

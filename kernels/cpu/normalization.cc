@@ -101,7 +101,7 @@ namespace {
 // Nanoseconds on one AVX-512 core, fitted to measurements (65,536 x 4 x 4 ... 1,000 x 1,000).
 
 bool SolvedInDouble(const NormalizationSpec& spec) {
-  return spec.problem.solver.precision == Precision::kDouble || spec.recipe.exact || spec.implicit;
+  return SolvesInDouble(spec.problem) || spec.recipe.exact || spec.implicit;
 }
 
 // One iteration: a part per element, by the cache that holds K and its neighbours in lanes, and a part per row and
@@ -221,7 +221,7 @@ class NormalizationWork : public Work {
   SolveReport report() const override {
     SolveReport report;
     report.convergence = tally_.worst;
-    report.precision = problem_.solver.precision == Precision::kDouble ? Precision::kDouble : Precision::kStrict;
+    report.precision = SolvesInDouble(problem_) ? Precision::kDouble : Precision::kStrict;
     report.family = SolvedInLanes(spec_) ? "cpu-registers" : "cpu-on-chip";
     return report;
   }
@@ -405,22 +405,19 @@ int64_t GroupBytes(const NormalizationSpec& spec) {
 }  // namespace
 }  // namespace normalization
 
-std::unique_ptr<Work> MakeNormalizationWork(const Problem& asked) {
+std::unique_ptr<Work> MakeNormalizationWork(const Problem& problem) {
   using namespace normalization;
-  const Problem problem = Executed(asked);
   if (SolvedWhole(NormalizationSpec(problem))) return std::make_unique<WholeMembersWork>(problem);
   return std::make_unique<ResidentMembersWork>(problem);
 }
 
-int64_t NormalizationBytes(const Problem& asked) {
+int64_t NormalizationBytes(const Problem& problem) {
   using namespace normalization;
-  const Problem problem = Executed(asked);
   const NormalizationSpec spec(problem);
   return GroupBytes(spec) * (SolvedWhole(spec) ? 1 : ResidentMembersWork::Window(spec, problem.count));
 }
 
-double NormalizationSeconds(const Problem& asked) {
-  const Problem problem = Executed(asked);
+double NormalizationSeconds(const Problem& problem) {
   return normalization::MemberSeconds(NormalizationSpec(problem)) * static_cast<double>(problem.count);
 }
 

@@ -31,7 +31,7 @@ constexpr double kFloatExponentMax = 400;   // Cost over epsilon up to which flo
 // Of making all densities, on one thread.
 double TransportMakeSeconds(const Problem& problem) {
   const double pairs = static_cast<double>(problem.n) * problem.m;
-  const double width = problem.solver.precision == Precision::kDouble ? 3 : 1;
+  const double width = SolvesInDouble(problem) ? 3 : 1;
   const double root = problem.transport.point_cost == PointCost::kEuclidean ? 2 : 1;
   return pairs * width * root * DensitySeconds(problem.dim);
 }
@@ -45,8 +45,7 @@ class TransportWork final : public AnytimeWork {
         members_(problem.count),
         inputs_(problem.count),
         part_count_(MemberInputs::PartCount(problem)) {
-    const int64_t member_bytes =
-        problem.n * RoundUp(problem.m, kColumnPad) * (problem.solver.precision == Precision::kDouble ? 8 : 4);
+    const int64_t member_bytes = problem.n * RoundUp(problem.m, kColumnPad) * (SolvesInDouble(problem) ? 8 : 4);
     cache_bytes_ = member_bytes <= kernel_cache_bytes ? member_bytes * 2 : 0;
     // Large members are resident a few at a time, so that the budget holds for the request.
     window_ = small_ ? problem.count : std::max<int64_t>(1, std::min<int64_t>(64, kernel_cache_bytes / member_bytes));
@@ -189,7 +188,7 @@ class TransportWork final : public AnytimeWork {
       worst.marginal_error_a = std::max(worst.marginal_error_a, c.marginal_error_a);
       worst.marginal_error_b = std::max(worst.marginal_error_b, c.marginal_error_b);
     }
-    report_.precision = problem_.solver.precision == Precision::kDouble ? Precision::kDouble : Precision::kStrict;
+    report_.precision = SolvesInDouble(problem_) ? Precision::kDouble : Precision::kStrict;
     report_.family = problem_.kind == ProblemKind::kDense ? "cpu-dense" : "cpu-point-cloud";
     if (status_.ok() && !member.status().ok()) {
       status_ = problem_.count == 1 ? member.status()
@@ -219,7 +218,7 @@ class TransportWork final : public AnytimeWork {
 std::unique_ptr<TransportMember> MakeTransportMember(std::unique_ptr<MemberInputs> inputs, int64_t cache_bytes) {
   const Problem& problem = inputs->problem;
   const int64_t index = inputs->index;
-  if (problem.solver.precision == Precision::kDouble) {
+  if (SolvesInDouble(problem)) {
     return MakeTypedMember<double, double>(problem, index, cache_bytes, std::move(inputs));
   }
   // A float32 exponent of size E is off by about 1e-8 E: it must not spoil the potentials, nor a certificate that is
@@ -232,12 +231,11 @@ std::unique_ptr<TransportMember> MakeTransportMember(std::unique_ptr<MemberInput
 }
 
 std::unique_ptr<Work> MakeTransportWork(const Problem& problem, int64_t kernel_cache_bytes) {
-  return std::make_unique<TransportWork>(Executed(problem), kernel_cache_bytes);
+  return std::make_unique<TransportWork>(problem, kernel_cache_bytes);
 }
 
-int64_t TransportBytes(const Problem& asked, int64_t kernel_cache_bytes) {
-  const Problem problem = Executed(asked);
-  const int64_t width = problem.solver.precision == Precision::kDouble ? 8 : 4;
+int64_t TransportBytes(const Problem& problem, int64_t kernel_cache_bytes) {
+  const int64_t width = SolvesInDouble(problem) ? 8 : 4;
   const int64_t pairs = problem.n * RoundUp(problem.m, kColumnPad);
   const int64_t cache = pairs * width <= kernel_cache_bytes ? pairs * width : 0;
   const int64_t points = (problem.n + problem.m) * (3 * problem.dim + 20) * 8;
@@ -261,10 +259,9 @@ int64_t TransportBytes(const Problem& asked, int64_t kernel_cache_bytes) {
   return member * resident;
 }
 
-double TransportSeconds(const Problem& asked) {
-  const Problem problem = Executed(asked);
+double TransportSeconds(const Problem& problem) {
   const Outputs& out = problem.outputs;
-  const bool is_double = problem.solver.precision == Precision::kDouble;
+  const bool is_double = SolvesInDouble(problem);
   const double pairs = static_cast<double>(problem.n) * problem.m;
   const double bytes = pairs * (is_double ? 8 : 4), make = TransportMakeSeconds(problem);
   const double read = bytes <= kOwnCacheBytes ? (is_double ? 0.115e-9 : 0.07e-9) : (is_double ? 0.37e-9 : 0.14e-9);

@@ -19,9 +19,8 @@ namespace sinkhorn::cpu {
 
 HWY_EXPORT(HasVectors);
 
-Problem Executed(Problem problem) {
-  if (!HWY_DYNAMIC_DISPATCH(HasVectors)()) problem.solver.precision = Precision::kDouble;
-  return problem;
+bool SolvesInDouble(const Problem& problem) {
+  return problem.solver.precision == Precision::kDouble || !HWY_DYNAMIC_DISPATCH(HasVectors)();
 }
 
 }  // namespace sinkhorn::cpu

@@ -55,9 +55,9 @@ class Work {
   virtual Convergence progress() const = 0;
 };
 
-// The problem as this processor solves it: without vectors in DOUBLE whatever is asked for. Float64 costs such a
-// processor what float32 does, whose long sums and unfused products need several lanes and FMA to keep STRICT's word.
-Problem Executed(Problem problem);
+// Whether the problem is solved in float64: where DOUBLE is asked for, and by processors without vectors always. They
+// have float64 for the price of float32, whose long sums and unfused products need lanes and FMA to keep STRICT's word.
+bool SolvesInDouble(const Problem& problem);
 
 // REQUIRES: problem.kind fits. The problem's views stay valid while the work lives.
 std::unique_ptr<Work> MakeNormalizationWork(const Problem& problem);

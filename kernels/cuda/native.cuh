@@ -105,10 +105,10 @@ __device__ inline float FastRoot(float x) {
 
 // ---- Threads --------------------------------------------------------------------------------------------------------
 
-// Barrier `name` (1 to 15) of `threads` threads of the block.
-template <int threads>
+// Barrier `name` (1 to 15) of so many threads of the block.
+template <int kThreads>
 __device__ inline void SyncSome(int name) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(threads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
 }
 // The counter's old number. Releases what this thread knows to have been written, acquires what others so released.
 __device__ inline unsigned CountUp(unsigned* counter) {

@@ -531,15 +531,17 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
     const int64_t of_side = CeilDiv(job.dim, kCentreLanes), rest = work.block % (2 * of_side);
     CentreOf(Member{job, work.block / (2 * of_side)}, rest < of_side ? 0 : 1, static_cast<int>(rest % of_side));
   } else {
-    const bool costs = kStep == kRangesStep && job.dense;
+    if (kStep == kRangesStep && job.dense) {
+      const int64_t of_member = CostChunks(job);
+      return RangeOfCosts(Member{job, work.block / of_member}, work.block % of_member);
+    }
     int chunks[2];
     for (int side = 0; side < 2; ++side) {
-      chunks[side] = costs                  ? 0
-                     : kStep == kRangesStep ? PointChunks(job, side) * Slices(job, side)
+      chunks[side] = kStep == kRangesStep   ? PointChunks(job, side) * Slices(job, side)
                      : kStep == kPointsStep ? PaddedPointBlocks(job, side)
                                             : PointBlocks(job, side);
     }
-    const int64_t of_member = costs ? CostChunks(job) : chunks[0] + chunks[1];
+    const int64_t of_member = chunks[0] + chunks[1];
     const Member member{job, work.block / of_member};
     const int64_t rest = work.block % of_member;
     const int side = rest < chunks[0] ? 0 : 1, chunk = static_cast<int>(side == 0 ? rest : rest - chunks[0]);
@@ -548,7 +550,6 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
     } else if constexpr (kStep == kPointsStep) {
       PreparePoints<kSquares>(member, side, chunk);
     } else {
-      if (costs) return RangeOfCosts(member, rest);
       SumChunk<kSquares>(member, side, chunk);
     }
   }

@@ -98,9 +98,9 @@ inline float FastRoot(float x) { return std::sqrt(x); }
 
 // ---- Threads --------------------------------------------------------------------------------------------------------
 
-template <int threads>
+template <int kThreads>
 inline void SyncSome(int name) {
-  emulated_cuda::SyncNamed(name, threads);
+  emulated_cuda::SyncNamed(name, kThreads);
 }
 inline unsigned CountUp(unsigned* counter) { return (*counter)++; }
 inline int Opaque(int x) { return x; }
