@@ -30,9 +30,13 @@ struct PlainTraits {
   // Where registers have no room for K and the adjoints together, they take turns, and the iterations' part of the
   // adjoints waits: two more vectors of each, in the workspace.
   static constexpr bool kDefers = kUnrolled && Shape::kSize > 32;
+  // Logits come straight into registers: the other half of what a lane's 16 bytes bring from L2 waits in L1 for its next
+  // load. No addresses, no wait but for the data.
+  static constexpr bool kDirect = kOne && !kShort && kWork == Work::kForward && MayBeGauged<Shape>;
   // One buffer for what goes out and one for what comes in meanwhile; where they would leave too little room for other
   // blocks, the same for both, and nothing comes in meanwhile.
-  static constexpr bool kFetches = kUnrolled ? Shape::kSize == 16 || Shape::kSize == 32 : Shape::kSize < 64;
+  static constexpr bool kFetches =
+      !kDirect && (kUnrolled ? Shape::kSize == 16 || Shape::kSize == 32 : Shape::kSize < 64);
   static constexpr int kBuffers = kFetches ? 2 : 1;
   // Where registers have no room for it.
   static constexpr bool kSharedTally = kImplicit || Shape::kSize > 32 || Shape::R* Shape::C > 32;
@@ -44,7 +48,7 @@ struct PlainTraits {
                                                          : Shape::kSize == 24 ? 2
                                                                               : 3)
                                  : Shape::kSize == 4  ? (kUnrolled ? 4
-                                                         : kOne    ? 8
+                                                         : kOne    ? 9
                                                                    : 6)
                                  : Shape::kSize == 20 ? 2
                                  : Shape::kSize == 24 ? (kUnrolled ? 2 : 3)
@@ -294,18 +298,18 @@ using ImplicitFloat = std::conditional_t<(Shape::kSize > 32), float, double>;
 template <class Shape>
 constexpr bool ImplicitMayFail = Solving<ImplicitFloat<Shape>>::kLeastCurvature > 0;
 
-// dL/dlogits in place of dL/dP in the buffer. infinite: not 0 if some of it is not finite. False: too ill-conditioned.
-template <class Shape, class Way>
+// dL/dlogits in place of dL/dP in the buffer. plan(r, c): P. infinite: not 0 if some of it is not finite. False: too
+// ill-conditioned.
+template <class Shape, class Way, class Plan>
 __device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& place, int lane, int n, int64_t first,
-                                        int count, const float (&K)[Shape::R][Shape::C], const float (&u)[Shape::R],
-                                        const float (&v)[Shape::C], float* buffer, float* infinite) {
+                                        int count, Plan plan, float* buffer, float* infinite) {
   ImplicitFloat<Shape> P[Shape::R][Shape::C], alpha[Shape::R], beta[Shape::C];
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
       const bool inside = !Way::kPads || (place.Row(r) < n && place.Col(c) < n);
-      P[r][c] = inside ? K[r][c] * u[r] * v[c] : 0.0f;
+      P[r][c] = inside ? plan(r, c) : 0.0f;
     }
   }
   const auto visit = [&](auto body) { Way::Visit(place, lane, n, first, count, buffer, body); };
@@ -356,7 +360,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kPadded = !kOne, kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   using Traits = PlainTraits<Shape, kWork, kShort, kOne>;
-  constexpr bool kMayBeGauged = MayBeGauged<Shape>;
+  constexpr bool kMayBeGauged = MayBeGauged<Shape>, kPlanned = kMayBeGauged && !kUnrolled;
   using Way = PlainStage<Shape, kShort, kPadded>;
   __shared__ Task copy;
   int block = blockIdx.x;
@@ -401,7 +405,10 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     const int64_t member = first + place.member;
     // 1. K.
     float K[R][C];
-    if (!Traits::kFetches || is_first) {
+    if constexpr (Traits::kDirect) {
+      if (is_first) AwaitMemory(launch);
+      Way::Load(task.logits, first + min(lane, count - 1), K);
+    } else if (!Traits::kFetches || is_first) {
       if constexpr (kUnrolled) {
         fetch(task.logits, first, logits_buffer);
       } else {
@@ -413,9 +420,11 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       }
     }
     is_first = false;
-    Way::Arrived(lane, task.logits, n, first, count, logits_buffer);
-    Way::Read(place, transposed, lane, n, first, count, logits_buffer, K);
-    __syncwarp();  // The buffer is free.
+    if constexpr (!Traits::kDirect) {
+      Way::Arrived(lane, task.logits, n, first, count, logits_buffer);
+      Way::Read(place, transposed, lane, n, first, count, logits_buffer, K);
+      __syncwarp();  // The buffer is free.
+    }
     if constexpr (Traits::kFetches) {
       if (kUnrolled || kImplicit) {
         fetch(task.cotangent, first, incoming);
@@ -426,15 +435,17 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     // By each matrix's own logits, whatever its neighbours do.
     float u[R], v[C], s[R], q[C];
     bool gauged = false;
-    if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart(task.floor32, K, v);
+    if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart<!kUnrolled>(task.floor32, K, v);
     const bool safe = gauged || PlainStart<Shape, kPadded>(task, here(), K);
 
-    // 2. Iterations. u and v: the first kOwn are the lane's own.
+    // 2. Iterations. u and v: the first kOwn are the lane's own. kPlanned: K becomes P here or below.
     if constexpr (kMayBeGauged) {
       if (gauged) {
-        GaugeIterate<kUnrolled ? 5 : 4>(iterations, K, u, v, q, [&](int t, auto& v) {
-          if constexpr (kUnrolled) history.Put(t, nullptr, v);
-        });
+        if constexpr (kPlanned) {
+          GaugePlan<6>(iterations, K, v, s, q);
+        } else {
+          GaugeIterate<5>(iterations, K, u, v, q, [&](int t, auto& v) { history.Put(t, nullptr, v); });
+        }
       }
     }
     if (!gauged) {
@@ -454,13 +465,27 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     }
 
     // 3. P and its sums.
+    const auto scaled = [&](int r, int c) { return K[r][c] * u[r] * v[c]; };
+    const auto plan = [&](int r, int c) { return kPlanned ? K[r][c] : scaled(r, c); };
+    if (!kPlanned || !gauged) {
+      TimesRows<R, C>(K, v, s);
+      ScatterRows<Shape>(s);
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        s[k] = __fmul_rn(s[k], u[k]);
+        q[k] = __fmul_rn(q[k], v[k]);
+      }
+      if constexpr (kPlanned) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+          for (int c = 0; c < C; ++c) K[r][c] = scaled(r, c);
+        }
+      }
+    }
     float expected_rows[kOwn], expected_cols[kOwn];
-    TimesRows<R, C>(K, v, s);
-    ScatterRows<Shape>(s);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      s[k] = __fmul_rn(s[k], u[k]);
-      q[k] = __fmul_rn(q[k], v[k]);
       expected_rows[k] = kPadded && place.OwnRow(k) >= n ? s[k] : 1.0f;  // The border is no error's.
       expected_cols[k] = kPadded && place.OwnCol(k) >= n ? q[k] : 1.0f;
     }
@@ -478,8 +503,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     if constexpr (kSettles) settle();
     if constexpr (!kOne) StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
     if (kOne || task.plan.data != nullptr) {
-      Way::WriteEach(place, transposed, lane, n, first, count, buffer,
-                     [&](int r, int c) { return K[r][c] * u[r] * v[c]; });
+      Way::WriteEach(place, transposed, lane, n, first, count, buffer, plan);
       __syncwarp();  // P is there.
       Way::Store(lane, task.plan, n, first, count, buffer);
       __syncwarp();  // The buffer is free.
@@ -491,7 +515,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       if (Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
       if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
       float infinite = 0;
-      good &= ReviseToImplicit<Shape, Way>(task, here(), lane, n, first, count, K, u, v, incoming, &infinite);
+      good &= ReviseToImplicit<Shape, Way>(task, here(), lane, n, first, count, plan, incoming, &infinite);
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
       __syncwarp();  // The gradient is there.
       Way::Store(lane, task.gradient, n, first, count, incoming);

@@ -11,6 +11,14 @@
 // each other, s_i / s_0 for one, stay within exp(+-r). Products of two sums are in range since v_0 is small, and what
 // they divide since s_2 s_3 / (s_0 v_0) <= exp(r) (1 + 3 exp(2 r)). Matrices beyond, or whose logits may be below the
 // recipe's floor, are iterated as they are.
+//
+// Where no iterates are kept, rows are not divided at all: of u only the direction matters, and 1 / s is that of
+//   (s_1 s_2 s_3, s_0 s_2 s_3, s_0 s_1 s_3, s_0 s_1 s_2):
+// six multiplications. Columns are, v_j = t_0 / t_j with t = K^T u, three reciprocals and three multiplications: 18
+// and 18. With v_0 = 1, s_0 <= 1 + 3 exp(r) and 1 <= s_i <= 1 + 3 exp(2 r), so that u and t are between 1 and some 108
+// exp(6 r): 2^250, all that float32 has if they begin at its lower end. K in the registers is c K therefore, c = 2^-42:
+// s_1, s_2, s_3 are c times theirs, u_0 c^3 times, u_1, u_2, u_3 (which have s_0) c^2 times, and t_j = u_0 + sum u_i
+// (c K_ij) is c^3 times its own.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_GAUGE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_GAUGE_CUH_
 
@@ -23,6 +31,7 @@ namespace normalization {
 constexpr int kGauged = 4;          // The side.
 constexpr float kGaugeRange = 28;   // nats: 3 exp(3 r) < 2^126.
 constexpr float kFirst = 0x1p-32f;  // u_0 and v_0.
+constexpr float kLow = 0x1p-42f;    // c: kLow^3 >= 2^-126, 4 (kLow (1 + 3 exp(2 r)))^3 < 2^126.
 
 template <class Shape>
 constexpr bool MayBeGauged = Shape::kLanes == 1 && Shape::kSize == kGauged;
@@ -31,14 +40,15 @@ using Square = float[kGauged][kGauged];
 using Scalings = float[kGauged];
 
 // K in place of W, but for its first row and column, which nothing reads until GaugeIterate has ended; and the first v.
-// False: nothing has changed.
+// kLows: c K, and v_0 is 1. False: nothing has changed.
+template <bool kLows>
 __device__ inline bool GaugeStart(float floor, Square& W, Scalings& v) {
-  constexpr float kLog2E = 1.4426950408889634f;
+  constexpr float kLog2E = 1.4426950408889634f, kOfV = kLows ? 1 : kFirst, kOfK = kLows ? kLow : 1;
   float x[kGauged][kGauged], most = 0, least = W[0][0];
 #pragma unroll
   for (int c = 1; c < kGauged; ++c) {
-    x[0][c] = kLog2E * (W[0][c] - W[0][0]);
-    most = fmaxf(most, fabsf(x[0][c]));
+    x[0][c] = __fmul_rn(kLog2E, W[0][c] - W[0][0]);
+    most = c == 1 ? fabsf(x[0][c]) : fmaxf(most, fabsf(x[0][c]));
   }
 #pragma unroll
   for (int r = 1; r < kGauged; ++r) {
@@ -50,13 +60,13 @@ __device__ inline bool GaugeStart(float floor, Square& W, Scalings& v) {
     }
   }
   if (!(most <= kLog2E * kGaugeRange && least - 2 * kGaugeRange > floor)) return false;
-  v[0] = kFirst;
+  v[0] = kOfV;
 #pragma unroll
-  for (int c = 1; c < kGauged; ++c) v[c] = kFirst * Exp2(x[0][c]);
+  for (int c = 1; c < kGauged; ++c) v[c] = kOfV * Exp2(x[0][c]);
 #pragma unroll
   for (int r = 1; r < kGauged; ++r) {
 #pragma unroll
-    for (int c = 1; c < kGauged; ++c) W[r][c] = Exp2(x[r][c]);
+    for (int c = 1; c < kGauged; ++c) W[r][c] = kOfK * Exp2(x[r][c]);
   }
   return true;
 }
@@ -100,6 +110,47 @@ __device__ inline void GaugeIterate(int iterations, Square& K, Scalings& u, Scal
   Reciprocals<kGauged>(q, v);
 #pragma unroll
   for (int k = 0; k < kGauged; ++k) K[0][k] = K[k][0] = 1;
+}
+
+// The same of c K without a trace: P in its place, its sums in s and q. Roundings are spelled out: all instances have
+// the same.
+template <int kTogether>
+__device__ inline void GaugePlan(int iterations, Square& K, Scalings& v, Scalings& s, Scalings& q) {
+  float u[kGauged];
+  const auto iterate = [&] {
+#pragma unroll
+    for (int r = 1; r < kGauged; ++r) s[r] = fmaf(K[r][3], v[3], fmaf(K[r][2], v[2], fmaf(K[r][1], v[1], kLow)));
+    s[0] = ((1 + v[1]) + v[2]) + v[3];
+    const float a = __fmul_rn(s[0], s[1]), b = __fmul_rn(s[2], s[3]);
+    u[0] = __fmul_rn(s[1], b);
+    u[1] = __fmul_rn(s[0], b);
+    u[2] = __fmul_rn(s[3], a);
+    u[3] = __fmul_rn(s[2], a);
+#pragma unroll
+    for (int c = 1; c < kGauged; ++c) q[c] = fmaf(K[3][c], u[3], fmaf(K[2][c], u[2], fmaf(K[1][c], u[1], u[0])));
+    q[0] = fmaf(kLow, u[3], fmaf(kLow, u[2], fmaf(kLow, u[1], u[0])));
+  };
+  iterate();
+#pragma unroll kTogether
+  for (int t = 2; t <= iterations; ++t) {
+#pragma unroll
+    for (int c = 1; c < kGauged; ++c) v[c] = __fmul_rn(q[0], Reciprocal(q[c]));
+    iterate();
+  }
+  // u_i v_j first: it is P_ij / (c K_ij), or c times that; no product of u and K is in range for certain.
+#pragma unroll
+  for (int c = 0; c < kGauged; ++c) v[c] = Reciprocal(q[c]);
+#pragma unroll
+  for (int r = 0; r < kGauged; ++r) {
+#pragma unroll
+    for (int c = 0; c < kGauged; ++c) {
+      const float scaling = __fmul_rn(u[r], v[c]);
+      K[r][c] = r == 0 ? scaling : __fmul_rn(scaling, c == 0 ? kLow : K[r][c]);
+      s[r] = c == 0 ? K[r][c] : __fadd_rn(s[r], K[r][c]);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kGauged; ++c) q[c] = __fmul_rn(q[c], v[c]);
 }
 
 // dL/dW in place of dL/dP u_i v_j in G. Bars: of log u and log v, of the last iteration; col_bar is used up. get(t, v):

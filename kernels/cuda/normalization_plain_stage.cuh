@@ -131,6 +131,16 @@ struct PlainStage {
     }
   }
 
+  // A whole float32 matrix that is a lane's, straight from memory.
+  __device__ static void Load(const Tensor& tensor, int64_t member, float (&tile)[Shape::R][Shape::C]) {
+    static_assert(Shape::kLanes == 1 && Shape::C == 4, "a row is 16 bytes");
+    const float4* const from = static_cast<const float4*>(tensor.data) + member * Shape::R;
+#pragma unroll
+    for (int r = 0; r < Shape::R; ++r) {
+      const float4 x = from[r];
+      tile[r][0] = x.x, tile[r][1] = x.y, tile[r][2] = x.z, tile[r][3] = x.w;
+    }
+  }
   // A lane's tile. `transposed`: the kernel's rows are the matrix's columns.
   __device__ static void Read(const Place<Shape>& place, bool transposed, int lane, int n, int64_t first, int count,
                               const float* buffer, float (&tile)[Shape::R][Shape::C]) {
