@@ -48,19 +48,21 @@ __global__ void __launch_bounds__(kThreads) FrameKernel(LaunchTable table, bool 
   __shared__ ExactMemory<kSource> memory;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int64_t blocks = FrameBlocks(job), block = work.block % blocks;
-  const Member member{job, work.block / blocks};
-  EngineState* state = member.state(0);
+  const EnginePart part = FindEnginePart<FrameBlocks>(job, AllEngines(job), work.block);
+  const int64_t block = part.block;
+  const int engine = part.engine;
+  const Member member{job, part.member};
+  EngineState* state = member.state(engine);
   if (state->mode != kMixed || (state->stopped && !first)) return;
-  const TileContext c = MakeTileContext(job, member.index, 0, 0, state->epsilon);
-  const int columns = StreamColumns(job), tiles = static_cast<int>(CeilDiv(columns, kTile));
+  const TileContext c = MakeTileContext(job, member.index, engine, 0, state->epsilon);
+  const int columns = StreamColumns(job, engine), tiles = static_cast<int>(CeilDiv(columns, kTile));
   const int row0 = static_cast<int>(block / tiles) * kTile, col0 = static_cast<int>(block % tiles) * kTile;
-  const double* row_phi = member.phi(0, state->parity, 0);
-  const double* column_phi = member.phi(0, state->parity, 1);
+  const double* row_phi = member.phi(engine, state->parity, 0);
+  const double* column_phi = member.phi(engine, state->parity, 1);
   // 1. The frame, by the first blocks.
   const int i = row0 + static_cast<int>(threadIdx.x), j = col0 + static_cast<int>(threadIdx.x);
-  if (col0 == 0 && threadIdx.x < kTile && i < c.rows) member.At<double>(job.at.frame[0])[i] = row_phi[i];
-  if (row0 == 0 && threadIdx.x < kTile && j < c.columns) member.At<double>(job.at.frame[1])[j] = column_phi[j];
+  if (col0 == 0 && threadIdx.x < kTile && i < c.rows) member.At<double>(job.at.frame[engine][0])[i] = row_phi[i];
+  if (row0 == 0 && threadIdx.x < kTile && j < c.columns) member.At<double>(job.at.frame[engine][1])[j] = column_phi[j];
   if (block == 0 && threadIdx.x == 0) {
     state->kept = 1;
     *member.At<double>(job.at.stream_reference) = 0;
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) FrameKernel(LaunchTable table, bool 
     float e[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) e[k] = static_cast<float>(fma(row_phi[row] + phi[k], c.scale, z[r][k]));
-    float* to = member.At<float>(job.at.exponents) + int64_t{row} * columns + first_column;
+    float* to = member.At<float>(job.at.exponents[engine]) + int64_t{row} * columns + first_column;
     *reinterpret_cast<float4*>(to) = make_float4(e[0], e[1], e[2], e[3]);
   }
 }

@@ -63,10 +63,11 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   using Columns = Stream<kPlanes, kParts, kGroups>;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const RowBlock block = FindRowBlock(job, work.block, 0, 1, Geometry::kCloud);
+  const RowBlock block = FindRowBlock(job, work.block, 0, job.engines, Geometry::kCloud);
   const Member member{job, block.member};
   AwaitKernelBefore();
-  EngineState* state = member.state(0);
+  const int engine = block.engine;
+  EngineState* state = member.state(engine);
   if (state->mode != kFloat) return;
   if (threadIdx.x == 0) {
     FillShape(member, block, 0, Pass::kMeasure, &c);
@@ -82,12 +83,12 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   const int warp_row = c.first_row + 16 * warp, row0 = warp_row + threadIdx.x % 32 / 4;
   if (block.split == 0 && threadIdx.x < kCloudRows && c.IsRow(threadIdx.x)) {
     const int i = c.first_row + threadIdx.x;
-    member.At<double>(job.at.frame[0])[i] = c.own_phi[i];
+    member.At<double>(job.at.frame[engine][0])[i] = c.own_phi[i];
   }
   if (block.block == 0) {
     const int last = min(c.last_tile * kCloudTile, c.columns);
     for (int j = c.first_tile * kCloudTile + threadIdx.x; j < last; j += kCloudThreads) {
-      member.At<double>(job.at.frame[1])[j] = c.phi[j];
+      member.At<double>(job.at.frame[engine][1])[j] = c.phi[j];
     }
   }
   float own[2];
@@ -95,8 +96,8 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
     own[row] = static_cast<float>((c.own_phi[min(row0 + 8 * row, c.rows - 1)] + c.reference) * c.scale);
   }
   // 2. Exponents, tile by tile.
-  const int64_t stride = StreamColumns(job);
-  T* const out = member.At<T>(job.at.exponents) + warp_row * stride;
+  const int64_t stride = StreamColumns(job, engine);
+  T* const out = member.At<T>(job.at.exponents[engine]) + warp_row * stride;
   const auto load = [&](int tile) {
     const int j = tile * kCloudTile + column;
     return j < c.columns ? c.phi[j] : kVoid;

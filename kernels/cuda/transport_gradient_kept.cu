@@ -55,7 +55,7 @@ class KeptRing {
   // Of rows from `first_row` on, which is the warp's first; `memory`: all warps'.
   __device__ KeptRing(const Member& member, int side, int first_row, const CloudContext& c, char* memory)
       : is_first_(side == 0),
-        stride_(StreamColumns(member.job)),
+        stride_(StreamColumns(member.job, 0)),
         last_row_(member.job.size[0] - 1),
         ring_(memory + threadIdx.x / 32 * (Stages::kStages * Stages::kStageBytes)),
         next_(c.first_tile * kCloudTile),
@@ -65,7 +65,7 @@ class KeptRing {
     const int chunks = (is_first_ ? Stages::kColumns : 16) / kChunk, line = lane / chunks, chunk = lane % chunks;
     step_ = 32 / chunks;
     row_ = line + (is_first_ ? first_row : 0);
-    from_ = NumbersOf<T>(member) + kChunk * chunk + (is_first_ ? 0 : first_row);
+    from_ = NumbersOf<T>(member, 0) + kChunk * chunk + (is_first_ ? 0 : first_row);
     row_bytes_ = is_first_ ? Stages::kFirstBytes : Stages::kSecondBytes;
     to_ = SharedAddress(ring_) + line * row_bytes_ + 16 * chunk;
     // Reading.
@@ -164,10 +164,10 @@ __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable ta
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int i = min(row0 + row_step * row, c.rows - 1);
-    level[row] = DensityLevel(c, c.own_phi[i] - BaseOf(member, side, i), member.ratio(0, side)[i]);
+    level[row] = DensityLevel(c, c.own_phi[i] - BaseOf(member, 0, side, i), member.ratio(0, side)[i]);
   }
   const int group = threadIdx.x / 128, column = threadIdx.x % 128;
-  const double* const frame = member.At<double>(job.at.frame[1 - side]);
+  const double* const frame = member.At<double>(job.at.frame[0][1 - side]);
   struct Loaded {
     double phi, frame, log_weight;
   };

@@ -98,22 +98,22 @@ Layout LayoutOf(const Job& job) {
       }
     }
     at.partial[e] = part.Take(partial * sizeof(double));
+    if (sweeps) {
+      const int64_t row = StreamColumns(job, e) * static_cast<int64_t>(sizeof(float));
+      at.stream_sums[e] = part.Take(StreamSlabs(job, e) * row);
+      at.stream_terms[e] = part.Take(row);
+    }
+    if (HasFrames(job)) {
+      at.exponents[e] = part.Take(KeptBytes(job, e));
+      for (int side = 0; side < 2; ++side) at.frame[e][side] = part.Take(EngineSize(job, e, side) * sizeof(double));
+    }
   }
   at.densities = part.Take(densities);
   if (IsAccelerated(job)) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
-  if (sweeps) {
-    const int64_t row = StreamColumns(job) * static_cast<int64_t>(sizeof(float));
-    at.stream_partial = part.Take(StreamSlabs(job) * row);
-    at.stream_terms = part.Take(row);
-    at.stream_reference = part.Take(sizeof(double));
-  }
-  if (job.framed || (job.streamed && !job.dense)) {
-    at.exponents = part.Take(KeptBytes(job));
-    for (int side = 0; side < 2; ++side) at.frame[side] = part.Take(size[side] * sizeof(double));
-  }
+  if (sweeps) at.stream_reference = part.Take(sizeof(double));
   // Whatever clusters can be had: a layout is asked for before that is known.
   Job widest = job;
   widest.wide_clusters = true;

@@ -100,15 +100,22 @@ void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, bool 
 void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream);
 
 // ---- transport_stream.cu, transport_stream_end.cu: costs or exponents in memory, both sides in one sweep ------------
-// For streamed jobs: StreamSlabs of a member, then StreamEndBlocks of a job. Jobs of one launch have numbers of one
-// size and the same StreamLaunchOf. LaunchStreamTerms comes before the first, and again where columns have got other
-// potentials, or the problem another epsilon, since: StreamTermsBlocks of a job. Slabs may be read while the kernel
-// before ends: that is not the one that writes them. `odd`: an odd number of passes came before in this slice.
+// For streamed jobs: StreamBlocks of a job, for each of its StreamLaunchesOf, then StreamEndBlocks. Jobs of one launch
+// have numbers of one size and the same StreamLaunch. LaunchStreamTerms comes before the first, and again where columns
+// have got other potentials, or the problem another epsilon, since: StreamTermsBlocks of a job. Slabs may be read while
+// the kernel before ends: that is not the one that writes them. `odd`: an odd number of passes came before in this
+// slice.
 struct StreamLaunch {
-  bool halves;  // Exponents of FAST.
-  int quads;    // Of columns, that a thread has.
+  bool halves;       // Exponents of FAST.
+  int quads;         // Of columns, that a thread has.
+  unsigned engines;  // Bit e: engine e.
+  bool operator<(const StreamLaunch& other) const {
+    return std::tie(halves, quads, engines) < std::tie(other.halves, other.quads, other.engines);
+  }
 };
-StreamLaunch StreamLaunchOf(const Job& job);
+// All that a job takes.
+std::vector<StreamLaunch> StreamLaunchesOf(const Job& job);
+int64_t StreamBlocks(const Job& job, const StreamLaunch& of);
 int64_t StreamTermsBlocks(const Job& job);
 int64_t StreamEndBlocks(const Job& job);
 void LaunchStreamTerms(const LaunchTable& table, int64_t blocks, cudaStream_t stream);

@@ -448,6 +448,20 @@ class Centring {
   double2 own_ = {0, 0}, apart_ = {0, 0};  // Centres of this lane's first coordinates.
 };
 
+// What sweeps read before it is known whether they are to do anything: of points that engines have on a side of theirs.
+// `f`: the point's initial potential.
+__device__ inline void PrepareSweeps(const Member& member, int side, int i, double f) {
+  const Job& job = member.job;
+  if (side == 1 && i == 0) *member.At<double>(job.at.stream_reference) = job.dense ? f : 0;
+  for (int e = 0; e < job.engines; ++e) {
+    for (int s = 0; s < 2; ++s) {
+      if (MeasureOf(e, s) != side) continue;
+      member.phi(e, 1, s)[i] = 0;
+      if (HasFrames(job)) member.At<double>(job.at.frame[e][s])[i] = 0;
+    }
+  }
+}
+
 template <bool kSquares>
 __device__ void PreparePoints(const Member& member, int side, int block) {
   const Job& job = member.job;
@@ -484,12 +498,10 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
     const TensorView& initial = side == 0 ? job.in.initial_f : job.in.initial_g;
     const double f = initial.data == nullptr ? 0 : LoadInput(initial, member.index, count, i);
     member.phi(0, 0, side)[i] = f - member.Shift(0, side, i);
-    const bool sweeps = job.streamed || job.framed;
-    if (sweeps) member.phi(0, 1, side)[i] = 0;  // Read beside the other before it is known which.
-    if (side == 1 && i == 0 && sweeps) *member.At<double>(job.at.stream_reference) = job.dense ? f : 0;
     if (job.engines > 1) {
       for (int s = 0; s < 2; ++s) member.phi(1 + side, 0, s)[i] = -member.Shift(1 + side, s, i);
     }
+    if (job.streamed || job.framed) PrepareSweeps(member, side, i, f);
   }
   high = BlockMax(high, scratch);
   total = BlockSum(total, scratch);

@@ -66,8 +66,12 @@ class TransportResident final : public Resident {
   void MakeExact() { has_exact_ = true; }
   // Whether engines in float32 are streamed from now on. KeepExponents: clouds, whose exponents are enqueued.
   bool Streams() const { return job_.streamed && (job_.dense || kept_); }
-  // `done`: passes enqueued that are not counted yet.
-  bool MayKeepExponents(int64_t done) const { return job_.streamed && !Streams() && launched_ + done > 0; }
+  // `done`: passes enqueued that are not counted yet. Potentials that symmetric updates begin with are twice what they
+  // should be, which is no frame: one iteration more.
+  bool MayKeepExponents(int64_t done) const {
+    const int64_t least = job_.symmetric || job_.engines > 1 ? 2 : 1;
+    return job_.streamed && !Streams() && launched_ + done >= least;
+  }
   void KeepExponents() { kept_ = true; }
   // The same for engines in kMixed; frames are renewed after 1, 2, 4, 8 ... iterations: later ones move potentials
   // less.
@@ -77,7 +81,7 @@ class TransportResident final : public Resident {
     framed_ = true;
     swept_ = false;  // Columns' terms are of the frame before.
   }
-  bool HasKeptGradient() const { return kept_ && job_.dim > kDepth; }
+  bool HasKeptGradient() const { return kept_ && job_.engines == 1 && job_.dim > kDepth; }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals
   // decide nothing.
   bool HasTerms() const { return swept_ && job_.solver.tolerance == 0 && !Anneals(); }

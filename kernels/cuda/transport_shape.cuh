@@ -122,34 +122,39 @@ __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relax
 constexpr int kStreamColumnsMost = 16384;
 constexpr int kEndColumns = 64;  // Of a block that adds up slabs.
 __host__ __device__ inline bool MayStream(const Job& job) {
-  return job.hopper && !job.symmetric && job.engines == 1 && job.precision != Precision::kDouble &&
-         job.size[1] <= kStreamColumnsMost;
+  return job.hopper && job.precision != Precision::kDouble && job.size[1] <= kStreamColumnsMost &&
+         (job.engines == 1 || job.size[0] <= kStreamColumnsMost);
 }
 __host__ __device__ inline bool StreamsCosts(const Job& job) {
   return MayStream(job) && job.dense && job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0 &&
          int64_t{job.size[0]} * job.size[1] >= (1 << 21);
 }
 // Numbers of a row.
-__host__ __device__ inline int StreamColumns(const Job& job) {
-  return job.dense && job.size[1] % 4 == 0 ? job.size[1]
-                                           : static_cast<int>(CeilDiv(job.size[1], kCloudTile) * kCloudTile);
+__host__ __device__ inline int StreamColumns(const Job& job, int engine) {
+  const int columns = EngineSize(job, engine, 1);
+  return job.dense && columns % 4 == 0 ? columns : static_cast<int>(CeilDiv(columns, kCloudTile) * kCloudTile);
 }
 // Clouds whose exponents are kept: where reading them takes less time than making them anew (measured on an H200: of 32
-// coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of a member, is not too much.
+// coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of an engine, is not too much.
 constexpr int64_t kKeptBytesMost = int64_t{512} << 20;
 constexpr int kKeptRowsLeast = 1024, kKeptIterationsLeast = 4, kKeptDimLeast = 64;
 constexpr int kKeptDimLeastOfFew = 17, kKeptFew = 1 << 23;  // Rows times columns.
 
 __host__ __device__ inline bool KeepsHalves(const Job& job) { return !job.dense && PlanesOf(job) == 1; }
-__host__ __device__ inline int64_t KeptBytes(const Job& job) {
-  return int64_t{job.size[0]} * StreamColumns(job) * (KeepsHalves(job) ? 2 : 4);
+__host__ __device__ inline int64_t KeptBytes(const Job& job, int engine) {
+  return int64_t{EngineSize(job, engine, 0)} * StreamColumns(job, engine) * (KeepsHalves(job) ? 2 : 4);
+}
+__host__ __device__ inline int64_t MostKeptBytes(const Job& job) {  // Of any engine.
+  int64_t most = 0;
+  for (int e = 0; e < job.engines; ++e) most = KeptBytes(job, e) > most ? KeptBytes(job, e) : most;
+  return most;
 }
 __host__ __device__ inline bool KeepsExponents(const Job& job) {
   const int64_t rows = job.size[0], columns = job.size[1];
   return MayStream(job) && SourceOf(job) == Source::kProducts && job.solver.epsilon_decay == 0 &&
          job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) &&
          job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
-         (rows > kOnChipSide || columns > kOnChipSide) && KeptBytes(job) <= kKeptBytesMost;
+         (rows > kOnChipSide || columns > kOnChipSide) && MostKeptBytes(job) <= kKeptBytesMost;
 }
 // Framed jobs: members in kMixed are swept too, from float32 exponents in the frame of their potentials, which is
 // renewed as those move. Only the data tell whether a job has such members: jobs that keep no exponents otherwise are
@@ -167,19 +172,23 @@ __host__ __device__ inline bool FramesExponents(const Job& job) {
     return false;
   }
   const bool likely = KeepsExponents(job) || (tolerance > 0 && tolerance <= kFramedTolerance);
-  return KeptBytes(job) <= (likely ? kKeptBytesMost : kFramedBytesMost);
+  return MostKeptBytes(job) <= (likely ? kKeptBytesMost : kFramedBytesMost);
 }
+// Whether there is room for exponents and their frames.
+__host__ __device__ inline bool HasFrames(const Job& job) { return job.framed || (job.streamed && !job.dense); }
 // Whether passes over an engine in this state are: its statistics then lie as Geometry::kStream.
 __host__ __device__ inline bool IsStreamed(const Job& job, const EngineState& state) {
   if (state.mode == kMixed) return job.framed && state.kept;
   return job.streamed && state.mode == kFloat && (job.dense || state.kept);
 }
-__host__ __device__ inline int StreamRows(const Job& job) {  // Of a slab.
-  const int rows = (job.size[0] + kProcessors - 1) / kProcessors;
+// Of a slab: all engines' together are as many as a device has at once.
+__host__ __device__ inline int StreamRows(const Job& job) {
+  const int all = job.engines == 1 ? job.size[0] : 2 * job.size[0] + job.size[1];
+  const int rows = (all + kProcessors - 1) / kProcessors;
   return rows > 16 ? rows : 16;
 }
-__host__ __device__ inline int StreamSlabs(const Job& job) {
-  return (job.size[0] + StreamRows(job) - 1) / StreamRows(job);
+__host__ __device__ inline int StreamSlabs(const Job& job, int engine) {
+  return (EngineSize(job, engine, 0) + StreamRows(job) - 1) / StreamRows(job);
 }
 // Whether transport_gradient.cu makes gradients and projections, rather than transport_apply.cu.
 __host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
@@ -212,8 +221,15 @@ __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, G
 __host__ __device__ inline int64_t ExactBlocks(const Job& job) {
   return int64_t{1} * RowBlocks(job, 0, 0) * RowBlocks(job, 0, 1);
 }
-__host__ __device__ inline int64_t FrameBlocks(const Job& job) {
-  return RowBlocks(job, 0, 0) * CeilDiv(StreamColumns(job), kTile);
+// Of an engine's columns: to write their terms, and to add up slabs.
+__host__ __device__ inline int StreamTermBlocks(const Job& job, int engine) {
+  return (StreamColumns(job, engine) + kThreads - 1) / kThreads;
+}
+__host__ __device__ inline int StreamEnds(const Job& job, int engine) {
+  return RowBlocks(job, engine, 1, Geometry::kStream);
+}
+__host__ __device__ inline int64_t FrameBlocks(const Job& job, int engine) {
+  return RowBlocks(job, engine, 0) * CeilDiv(StreamColumns(job, engine), kTile);
 }
 // Parts that the columns of a pass are cut into.
 __host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
@@ -227,6 +243,31 @@ __host__ __device__ inline int Splits(const Job& job, int engine, int side, Geom
 }
 __host__ __device__ inline int64_t EngineBlocks(const Job& job, int engine, int side, Geometry geometry) {
   return int64_t{1} * RowBlocks(job, engine, side, geometry) * Splits(job, engine, side, geometry);
+}
+// Parts of a launch that serves some engines (bit e: engine e), of each of which a member has kBlocksOf(job, e) blocks.
+__host__ __device__ inline unsigned AllEngines(const Job& job) { return (1u << job.engines) - 1; }
+template <auto kBlocksOf>
+__host__ __device__ inline int64_t BlocksOf(const Job& job, unsigned engines) {  // Of one member.
+  int64_t blocks = 0;
+  for (int e = 0; e < job.engines; ++e) {
+    if (engines >> e & 1) blocks += kBlocksOf(job, e);
+  }
+  return blocks;
+}
+struct EnginePart {
+  int64_t member, block;
+  int engine;
+};
+template <auto kBlocksOf>
+__device__ inline EnginePart FindEnginePart(const Job& job, unsigned engines, int64_t index) {
+  const int64_t of_member = BlocksOf<kBlocksOf>(job, engines);
+  EnginePart found = {index / of_member, index % of_member, 0};
+  for (;; ++found.engine) {
+    if ((engines >> found.engine & 1) == 0) continue;
+    const int64_t blocks = kBlocksOf(job, found.engine);
+    if (found.block < blocks) return found;
+    found.block -= blocks;
+  }
 }
 __host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry geometry) {  // Of one member.
   int64_t blocks = 0;

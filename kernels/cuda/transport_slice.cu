@@ -102,14 +102,12 @@ class Slice : private SliceLaunches {
     passes.streaming = Among(set, [](const TransportResident& r) {
       return (r.Streams() && r.Has(kFloat)) || (r.StreamsFrames() && r.Has(kMixed));
     });
-    using Kind = std::pair<bool, int>;
-    const auto kinds = ByKind<Kind>(passes.streaming, [](const TransportResident& r, auto add) {
-      const StreamLaunch launch = StreamLaunchOf(r.job());
-      add({launch.halves, launch.quads});
+    const auto launches = ByKind<StreamLaunch>(passes.streaming, [](const TransportResident& r, auto add) {
+      for (const StreamLaunch& launch : StreamLaunchesOf(r.job())) add(launch);
     });
-    for (const auto& [kind, chosen] : kinds) {
-      const Table slabs = TableOf(chosen, [](const Job& job) { return job.count * StreamSlabs(job); });
-      passes.streams.push_back({{kind.first, kind.second}, slabs});
+    for (const auto& [launch, chosen] : launches) {
+      const Table slabs = TableOf(chosen, [launch = launch](const Job& job) { return StreamBlocks(job, launch); });
+      passes.streams.push_back({launch, slabs});
     }
     const Set without_terms = Among(passes.streaming, [](const TransportResident& r) { return !r.HasTerms(); });
     passes.stream_terms = TableOf(without_terms, [](const Job& job) { return StreamTermsBlocks(job); });
@@ -202,7 +200,8 @@ class Slice : private SliceLaunches {
       add({SourceOf(r.job()), !r.StreamsFrames()});
     });
     for (const auto& [kind, chosen] : kinds) {
-      const Table table = TableOf(chosen, [](const Job& job) { return job.count * FrameBlocks(job); });
+      const Table table =
+          TableOf(chosen, [](const Job& job) { return job.count * BlocksOf<FrameBlocks>(job, AllEngines(job)); });
       Later(table, [this, kind = kind](const LaunchTable& t, int64_t blocks) {
         LaunchFrames(t, blocks, kind.first, kind.second, stream());
       });

@@ -37,13 +37,13 @@ __device__ inline bool AreCosts(const Member& member) {
   const Job& job = member.job;
   return job.dense && job.streamed && (!job.framed || member.state(0)->mode == kFloat);
 }
-__device__ inline double BaseOf(const Member& member, int side, int i) {
-  return AreCosts(member) ? 0 : member.At<double>(member.job.at.frame[side])[i];
+__device__ inline double BaseOf(const Member& member, int engine, int side, int i) {
+  return AreCosts(member) ? 0 : member.At<double>(member.job.at.frame[engine][side])[i];
 }
 template <typename T>
-__device__ inline const T* NumbersOf(const Member& member) {
+__device__ inline const T* NumbersOf(const Member& member, int engine) {
   const Job& job = member.job;
-  if (!AreCosts(member)) return member.At<T>(job.at.exponents);
+  if (!AreCosts(member)) return member.At<T>(job.at.exponents[engine]);
   const int64_t first = job.in.cost.shared ? 0 : member.index * job.size[0] * job.size[1];
   return static_cast<const T*>(job.in.cost.data) + first;
 }

@@ -12,16 +12,19 @@ __global__ void __launch_bounds__(kThreads) StreamTermsKernel(LaunchTable table)
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int64_t blocks = CeilDiv(StreamColumns(job), kThreads);
-  const Member member{job, work.block / blocks};
-  const EngineState& state = *member.state(0);
+  const EnginePart part = FindEnginePart<StreamTermBlocks>(job, AllEngines(job), work.block);
+  const int engine = part.engine, measure = MeasureOf(engine, 1);
+  const Member member{job, part.member};
+  const EngineState& state = *member.state(engine);
   if (!IsStreamed(job, state)) return;
-  const int j = static_cast<int>(work.block % blocks) * kThreads + threadIdx.x;
-  if (j >= StreamColumns(job)) return;
-  member.At<float>(job.at.stream_terms)[j] =
-      j < job.size[1] ? StreamFrameOf(member, state)
-                            .ColumnTerm(member.phi(0, state.parity, 1)[j], BaseOf(member, 1, j), member.log_mass(1)[j])
-                      : static_cast<float>(kVoid);
+  const int j = static_cast<int>(part.block) * kThreads + threadIdx.x;
+  if (j >= StreamColumns(job, engine)) return;
+  float term = static_cast<float>(kVoid);
+  if (j < job.size[measure]) {
+    const double phi = member.phi(engine, state.parity, 1)[j];
+    term = StreamFrameOf(member, state).ColumnTerm(phi, BaseOf(member, engine, 1, j), member.log_mass(measure)[j]);
+  }
+  member.At<float>(job.at.stream_terms[engine])[j] = term;
 #endif
 }
 
@@ -33,22 +36,25 @@ static_assert(kEndColumns == 64, "a lane for two columns");
 __device__ inline float LoadNumber(const float* at) { return __ldg(at); }
 __device__ inline float LoadNumber(const __half* at) { return __half2float(__ldg(at)); }
 
-// log2 of a column's sum over the rows, at their new potentials, seen from the column's base: read again, in double,
-// under its maximum. All threads call it, for the block's columns.
+// log2 of a column's sum over the rows, at these potentials, seen from the column's base: read again, in double, under
+// its maximum. All threads call it, for the block's columns.
 template <typename T>
-__device__ double LogSumOfColumn(const Member& member, const StreamFrame& frame, const double* row_phi, int j) {
+__device__ double LogSumOfColumn(const Member& member, int engine, const StreamFrame& frame, const double* row_phi,
+                                 int j) {
   __shared__ double maxima[kEndParts][kEndColumns], sums[kEndParts][kEndColumns];
   const Job& job = member.job;
   const int part = threadIdx.x / kEndColumns, column = threadIdx.x % kEndColumns;
-  const T* numbers = NumbersOf<T>(member) + j;
+  const T* numbers = NumbersOf<T>(member, engine) + j;
+  const int rows = EngineSize(job, engine, 0);
+  const double* log_mass = member.log_mass(MeasureOf(engine, 0));
   const double factor = AreCosts(member) ? -frame.scale : 1;
   const auto exponent = [&](int i) {
-    const double number = LoadNumber(numbers + int64_t{i} * StreamColumns(job));
-    return number * factor + frame.RowTerm(row_phi[i], BaseOf(member, 0, i)) + member.log_mass(0)[i];
+    const double number = LoadNumber(numbers + int64_t{i} * StreamColumns(job, engine));
+    return number * factor + frame.RowTerm(row_phi[i], BaseOf(member, engine, 0, i)) + log_mass[i];
   };
   double max = kVoid, sum = 0;
-  for (int i = part; i < job.size[0]; i += kEndParts) max = fmax(max, exponent(i));
-  for (int i = part; i < job.size[0]; i += kEndParts) sum += exp2(exponent(i) - max);
+  for (int i = part; i < rows; i += kEndParts) max = fmax(max, exponent(i));
+  for (int i = part; i < rows; i += kEndParts) sum += exp2(exponent(i) - max);
   maxima[part][column] = max;
   sums[part][column] = sum;
   __syncthreads();
@@ -66,28 +72,31 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   __shared__ double parts[kEndWarps][kEndColumns];
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int blocks = RowBlocks(job, 0, 1, Geometry::kStream), slabs = StreamSlabs(job);
-  const Member member{job, work.block / blocks};
-  const RowBlock block = {member.index, 0, static_cast<int>(work.block % blocks), 0, 1};
+  const EnginePart part = FindEnginePart<StreamEnds>(job, AllEngines(job), work.block);
+  const int engine = part.engine, blocks = StreamEnds(job, engine), slabs = StreamSlabs(job, engine);
+  const int measure = MeasureOf(engine, 1), size = job.size[measure];
+  const Member member{job, part.member};
+  const RowBlock block = {member.index, engine, static_cast<int>(part.block), 0, 1};
   const int first = block.block * kEndColumns, of_block = threadIdx.x % kEndColumns, column = first + of_block;
-  const int j = min(column, job.size[1] - 1);
-  const bool there = column < job.size[1], iterates = pass == Pass::kIterate;
+  const int j = min(column, size - 1);
+  const bool there = column < size, iterates = pass == Pass::kIterate, symmetric = IsSymmetric(job, engine);
   const bool judged = !iterates || job.solver.tolerance > 0;
   AwaitKernelBefore();
   // 1. Sums over the slabs. All that is read is on its way at once, of both parities.
-  EngineState* state = member.state(0);
+  EngineState* state = member.state(engine);
   const int warp = threadIdx.x / 32, pair = 2 * (threadIdx.x % 32);
-  const float* partial = member.At<float>(job.at.stream_partial) + min(first + pair, StreamColumns(job) - 2);
+  const int stride = StreamColumns(job, engine);
+  const float* partial = member.At<float>(job.at.stream_sums[engine]) + min(first + pair, stride - 2);
   double sums[2] = {0, 0};
 #pragma unroll 16
   for (int k = warp; k < slabs; k += kEndWarps) {
-    const float2 both = *reinterpret_cast<const float2*>(partial + int64_t{k} * StreamColumns(job));
+    const float2 both = *reinterpret_cast<const float2*>(partial + int64_t{k} * stride);
     sums[0] += both.x;
     sums[1] += both.y;
   }
-  const double phi_of[2] = {member.phi(0, 0, 1)[j], member.phi(0, 1, 1)[j]};
-  const double base = BaseOf(member, 1, j), log_mass = member.log_mass(1)[j];
-  RowStep row = {0, member.Shift(0, 1, j), member.mass(1)[j], state->epsilon, state->relax, state->parity};
+  const double phi_of[2] = {member.phi(engine, 0, 1)[j], member.phi(engine, 1, 1)[j]};
+  const double base = BaseOf(member, engine, 1, j), log_mass = member.log_mass(measure)[j];
+  RowStep row = {0, member.Shift(engine, 1, j), member.mass(measure)[j], state->epsilon, state->relax, state->parity};
   const bool idle = !IsStreamed(job, *state) || (iterates && state->stopped);
   const StreamFrame frame = StreamFrameOf(member, *state);
   const double least = kLeastShare * state->total_mass[0];
@@ -96,60 +105,61 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   if (idle) return;
   parts[warp][pair] = sums[0];
   parts[warp][pair + 1] = sums[1];
-  unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + job.at.arrival_stride - 1;
+  unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + (engine + 1) * job.at.arrival_stride - 1;
   __syncthreads();
   // The state moves on when all have read it, if residuals decide nothing: by a thread that no column waits for.
-  if (!judged && threadIdx.x + 1 == kThreads && CountArrival(arrivals, blocks)) EndColumns(job, 0, state, 0);
+  if (!judged && threadIdx.x + 1 == kThreads && CountArrival(arrivals, blocks)) EndColumns(job, engine, state, 0);
   double sum = 0;
   for (int k = 0; k < kEndWarps; ++k) sum += parts[k][of_block];
-  // 2. Their logarithms. Columns without mass, which no row sees, get their potentials when all is measured.
-  const bool is_void = log_mass <= kVoid;
+  // 2. Their logarithms. Columns without mass, which no row sees, get their potentials when all is measured, unless
+  // those are averages over all iterations.
+  const bool is_void = log_mass <= kVoid, waits = is_void && !symmetric;
   const float term = frame.ColumnTerm(row.phi, base, log_mass);
   const double scale = frame.scale, seen = -(frame.reference + base) * scale;
   double lse = log2(sum) - term + seen;
-  const bool again = there && (is_void ? !iterates : !(sum > least && sum < INFINITY));
+  const bool again = there && (waits ? !iterates : is_void || !(sum > least && sum < INFINITY));
   if (__syncthreads_or(again)) {
-    const double* row_phi = member.phi(0, iterates ? row.parity ^ 1 : row.parity, 0);
-    const double whole = KeepsHalves(job) ? LogSumOfColumn<__half>(member, frame, row_phi, j)
-                                          : LogSumOfColumn<float>(member, frame, row_phi, j);
+    const double* row_phi = member.phi(engine, iterates && !symmetric ? row.parity ^ 1 : row.parity, 0);
+    const double whole = KeepsHalves(job) ? LogSumOfColumn<__half>(member, engine, frame, row_phi, j)
+                                          : LogSumOfColumn<float>(member, engine, frame, row_phi, j);
     if (again) lse = whole + seen;
   }
   // 3. What becomes of the columns.
   BlockStats stats = NoStats();
   if (there && threadIdx.x < kEndColumns) {
-    if (iterates && is_void) {
-      member.phi(0, row.parity ^ 1, 1)[j] = row.phi;
+    if (iterates && waits) {
+      member.phi(engine, row.parity ^ 1, 1)[j] = row.phi;
     } else if (iterates) {
       IterateRow(member, block, 1, j, row, lse, scale, judged, &stats);
-      const double phi = member.phi(0, row.parity ^ 1, 1)[j];
-      member.At<float>(job.at.stream_terms)[j] = frame.ColumnTerm(phi, base, log_mass);
+      const double phi = member.phi(engine, row.parity ^ 1, 1)[j];
+      member.At<float>(job.at.stream_terms[engine])[j] = frame.ColumnTerm(phi, base, log_mass);
     } else {
-      const double reference_phi = member.phi(0, row.parity, 1)[0];
+      const double reference_phi = member.phi(engine, row.parity, 1)[0], rho = RhoOf(job, engine, 1);
       MeasuredPoint point = {row.phi, row.shift, row.mass, log_mass, -reference_phi};
-      if (is_void) {
-        point.phi = HalfStep(row.phi, lse, scale, row.shift, row.epsilon, job.solver.rho_b, 1);
+      if (waits) {
+        point.phi = HalfStep(row.phi, lse, scale, row.shift, row.epsilon, rho, 1);
         // All others may still read what the first column had.
-        member.phi(0, j == 0 ? row.parity ^ 1 : row.parity, 1)[j] = point.phi;
+        member.phi(engine, j == 0 ? row.parity ^ 1 : row.parity, 1)[j] = point.phi;
       }
-      member.ratio(0, 1)[j] = MeasurePoint(point, job.solver.rho_b, lse, scale, &stats);
+      member.ratio(engine, 1)[j] = MeasurePoint(point, rho, lse, scale, &stats);
     }
   }
   if (!judged) return;
-  StoreStats(stats, pass == Pass::kMeasure, member.stats(0, 1) + block.block);
+  StoreStats(stats, pass == Pass::kMeasure, member.stats(engine, 1) + block.block);
   if (!LastToArrive(arrivals, blocks)) return;
   EndPass(member, block, 0, pass, slabs);
   __syncthreads();
   if (iterates && state->stopped) return;  // The potentials before were the answer.
   EndPass(member, block, 1, pass, blocks);
-  if (iterates || threadIdx.x != 0 || member.log_mass(1)[0] > kVoid) return;
-  *member.phi(0, row.parity, 1) = __ldcg(member.phi(0, row.parity ^ 1, 1));
+  if (iterates || symmetric || threadIdx.x != 0 || member.log_mass(measure)[0] > kVoid) return;
+  *member.phi(engine, row.parity, 1) = __ldcg(member.phi(engine, row.parity ^ 1, 1));
 #endif
 }
 
 }  // namespace
 
-int64_t StreamTermsBlocks(const Job& job) { return job.count * CeilDiv(StreamColumns(job), kThreads); }
-int64_t StreamEndBlocks(const Job& job) { return job.count * RowBlocks(job, 0, 1, Geometry::kStream); }
+int64_t StreamTermsBlocks(const Job& job) { return job.count * BlocksOf<StreamTermBlocks>(job, AllEngines(job)); }
+int64_t StreamEndBlocks(const Job& job) { return job.count * BlocksOf<StreamEnds>(job, AllEngines(job)); }
 
 void LaunchStreamTerms(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
   LaunchKernel(StreamTermsKernel, blocks, kThreads, 0, stream, table);

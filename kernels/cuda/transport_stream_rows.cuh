@@ -77,23 +77,23 @@ struct SlabRow {
 };
 // How rows move; the same for all of a pass.
 struct RowRule {
-  bool plain;      // To the marginal.
-  bool measuring;  // They do not.
+  bool plain;    // To the marginal.
+  bool present;  // Columns see them where they are: symmetric updates; and where they are measured.
   float relax, damping;
   // What densities, `sum` of which times 2^level are the row's, are weighted by: its mass, at its new potential.
   __device__ float Weight(const SlabRow& row, float sum, float level) const {
     if (plain) return row.mass * FastReciprocal(sum);
     const float lse = log2f(sum) + level + row.rounding;
     const float move = row.rounding + relax * (row.pull - damping * lse);
-    const float weight = FastExp2(measuring ? level : move + level);
+    const float weight = FastExp2(present ? level : move + level);
     if (weight < kMostWeight) return row.mass * weight;
     return row.mass > 0 ? INFINITY : 0;  // All columns are read again.
   }
 };
-__device__ inline RowRule RowRuleOf(const Member& member, const EngineState& state, Pass pass) {
-  const double rho = member.job.solver.rho_a;
-  const bool measuring = pass == Pass::kMeasure;
-  return {!measuring && state.relax == 1 && isinf(rho), measuring, static_cast<float>(state.relax),
+__device__ inline RowRule RowRuleOf(const Member& member, int engine, const EngineState& state, Pass pass) {
+  const double rho = RhoOf(member.job, engine, 0);
+  const bool present = pass == Pass::kMeasure || IsSymmetric(member.job, engine);
+  return {!present && state.relax == 1 && isinf(rho), present, static_cast<float>(state.relax),
           isinf(rho) ? 1.0f : static_cast<float>(1 / (1 + state.epsilon / rho))};
 }
 
@@ -119,12 +119,8 @@ class RowRing {
     int left, stage, read;
   };
   // In so much of dynamic shared memory, from `base` on.
-  __device__ RowRing(const Job& job, bool backwards, char* base, int ring_bytes, uint64_t* full, Copies* copies)
-      : base_(reinterpret_cast<T*>(base)),
-        full_(full),
-        copies_(copies),
-        columns_(StreamColumns(job)),
-        backwards_(backwards) {
+  __device__ RowRing(int columns, bool backwards, char* base, int ring_bytes, uint64_t* full, Copies* copies)
+      : base_(reinterpret_cast<T*>(base)), full_(full), copies_(copies), columns_(columns), backwards_(backwards) {
     constexpr int kStagesWanted = 3, kStageRowsMost = 8;
     const int rows = ring_bytes / (columns_ * static_cast<int>(sizeof(T)));
     stage_rows_ = max(1, min(rows / kStagesWanted, kStageRowsMost));
@@ -287,8 +283,8 @@ class SlabSums {
   __device__ SlabSums(int rows, const RowRule& rule, Memory* memory, RowRing<T>* ring,
                       StreamColumnsOf<kQuads, T>* columns)
       : rows_(rows),
-        moving_(!rule.measuring),
-        plain_(rule.plain || rule.measuring),
+        moving_(!rule.present),
+        plain_(rule.plain || rule.present),
         rule_(rule),
         memory_(memory),
         ring_(ring),
@@ -435,9 +431,11 @@ __device__ void SumRows(RowRing<T>* ring, int rows, const RowRule& rule, SlabMem
 struct RowSource {
   double phi[2], base, mass, shift;
 };
-__device__ inline RowSource LoadRowSource(const Member& member, int i) {
-  return {
-      {member.phi(0, 0, 0)[i], member.phi(0, 1, 0)[i]}, BaseOf(member, 0, i), member.mass(0)[i], member.Shift(0, 0, i)};
+__device__ inline RowSource LoadRowSource(const Member& member, int engine, int i) {
+  return {{member.phi(engine, 0, 0)[i], member.phi(engine, 1, 0)[i]},
+          BaseOf(member, engine, 0, i),
+          member.mass(MeasureOf(engine, 0))[i],
+          member.Shift(engine, 0, i)};
 }
 template <int kGroups>
 __device__ inline void StoreRow(const StreamFrame& frame, const EngineState& state, const RowSource& source, int k,
@@ -452,7 +450,7 @@ __device__ inline void StoreRow(const StreamFrame& frame, const EngineState& sta
   SlabRow row;
   row.term = static_cast<float>(term);
   row.rounding = static_cast<float>(term - row.term);
-  row.mass = static_cast<float>(step.mass) * (rule.measuring ? FastExp2(row.rounding) : 1);
+  row.mass = static_cast<float>(step.mass) * (rule.present ? FastExp2(row.rounding) : 1);
   row.pull = rule.damping == 1 ? 0 : static_cast<float>((rule.damping - 1) * (step.phi + step.shift) * frame.scale);
   memory->rows[k] = row;
   memory->steps[k] = step;

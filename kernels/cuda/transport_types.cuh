@@ -66,11 +66,11 @@ struct Layout {
   int64_t phi[3][2][2];      // [engine][parity][side]: double[size]
   int64_t ratio[3][2];       // [engine][side]: double[size], marginal / mass
   int64_t partial[3];        // [engine]: double[splits, rows], log2 sums
-  int64_t stream_partial;    // float[StreamSlabs, StreamColumns]; streamed jobs
-  int64_t stream_terms;      // float[StreamColumns]
+  int64_t stream_sums[3];    // [engine]: float[StreamSlabs, StreamColumns]; streamed jobs
+  int64_t stream_terms[3];   // [engine]: float[StreamColumns]
   int64_t stream_reference;  // double: what columns' potentials are seen from
-  int64_t exponents;         // float or, of FAST, half [n, StreamColumns]; jobs that KeepExponents or are framed
-  int64_t frame[2];          // double[size]: the phi that they were made at
+  int64_t exponents[3];      // [engine]: float or, of FAST, half [rows, StreamColumns]; jobs that HasFrames
+  int64_t frame[3][2];       // [engine][side]: double[size]: the phi that they were made at
   int64_t exact;             // double[n, ExactColumns]: z; jobs that IsExactOnChip
   int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
   int64_t anderson;          // AndersonState; jobs that are accelerated

@@ -359,7 +359,7 @@ std::vector<Row> Rows(const std::string& argument) {
       r->repeats = n > 10000 ? 2 : 5;
     });
     add("cloud symmetric", [&](Row* r) {
-      r->n = r->m = n, r->dim = dim, r->symmetric = true, r->check = false, r->repeats = n > 10000 ? 2 : 5;
+      r->n = r->m = n, r->dim = dim, r->symmetric = true, r->check = n <= 4096, r->repeats = n > 10000 ? 2 : 5;
     });
   }
   for (int64_t n : {1000, 4096, 10000}) {
@@ -375,10 +375,16 @@ std::vector<Row> Rows(const std::string& argument) {
   for (const auto& [count, n, dim] : batches) {
     add("batch", [&](Row* r) { r->count = count, r->n = r->m = n, r->dim = dim, r->iterations = 50; });
   }
-  const int64_t debiased[][3] = {{1, 1024, 64}, {1, 4096, 64}, {256, 64, 64}, {64, 512, 64}, {64, 1000, 3}};
+  const int64_t debiased[][3] = {{1, 1024, 64}, {1, 4096, 64}, {1, 10000, 64}, {1, 4096, 3},
+                                 {256, 64, 64}, {64, 512, 64}, {64, 1000, 3}};
   for (const auto& [count, n, dim] : debiased) {
-    add("debiased",
-        [&](Row* r) { r->count = count, r->n = r->m = n, r->dim = dim, r->iterations = 50, r->debias = true; });
+    for (double epsilon : {0.1, 0.0025}) {
+      if (epsilon < 0.1 && (dim != 3 || count != 1)) continue;
+      add("debiased", [&](Row* r) {
+        r->count = count, r->n = r->m = n, r->dim = dim, r->iterations = 50, r->debias = true, r->epsilon = epsilon;
+        r->check = n <= 4096, r->repeats = count == 1 ? 5 : 10;
+      });
+    }
   }
   add("debiased", [](Row* r) {
     r->count = 64, r->n = r->m = 500, r->dim = 3, r->iterations = 1000, r->tolerance = 1e-4, r->debias = true;
@@ -451,6 +457,24 @@ std::vector<Row> Rows(const std::string& argument) {
         }
       }
     }
+    // Symmetric updates and self-terms from such exponents, and from frames.
+    const int64_t swept[][3] = {
+        {1100, 2050, 20}, {2100, 4100, 64}, {1100, 1200, 784}, {1030, 8200, 128}, {1100, 1200, 3}};
+    for (const auto& [n, m, dim] : swept) {
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        for (double epsilon : {0.01, 0.001}) {
+          for (double tolerance : {0.0, 1e-3}) {
+            for (bool debias : {false, true}) {
+              add("checks", [&](Row* r) {
+                r->n = n, r->m = m, r->dim = dim, r->precision = precision, r->repeats = 1;
+                r->epsilon = epsilon * dim, r->tolerance = tolerance, r->iterations = tolerance > 0 ? 300 : 20;
+                r->symmetric = !debias, r->debias = debias, r->gradient = tolerance == 0;
+              });
+            }
+          }
+        }
+      }
+    }
     // More than one chunk of densities: of exponents that are not kept.
     for (int64_t dim : {200, 300}) {
       add("checks", [&](Row* r) {
@@ -517,6 +541,13 @@ std::vector<Row> Rows(const std::string& argument) {
           r->n = 1030, r->m = m, r->dim = dim, r->precision = precision;
           r->iterations = 4, r->check = false, r->repeats = 1, r->gradient = true;
         });
+        if (m > 1100) continue;
+        for (bool debias : {false, true}) {
+          add("tiny", [&](Row* r) {
+            r->n = 1030, r->m = m, r->dim = dim, r->precision = precision, r->symmetric = !debias, r->debias = debias;
+            r->iterations = 5, r->check = false, r->repeats = 1, r->gradient = true, r->epsilon = 0.005 * dim;
+          });
+        }
       }
     }
   }

@@ -159,9 +159,9 @@ def batches(lines):
 def convergence(lines):
     rows = [[r["name"], f"{r['count']} x {r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]),
              show(r["median_ms"]), show(max(r["error_a"], r["error_b"]))] for r in lines if "1e-6" in r["name"]]
-    self_terms = [[f"{r['count']} x {r['n']}, {r['dim']}", str(r["iterations"]), show(r["median_ms"]),
-                   show(r["error_eps"])] for r in lines if r["name"] == "debiased"]
-    table("Debiased, STRICT, ms", ["problems x n = m, d", "iterations", "ms", "error / eps"], self_terms)
+    self_terms = [[f"{r['count']} x {r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]),
+                   show(r["median_ms"]), show(r["error_eps"])] for r in lines if r["name"] == "debiased"]
+    table("Debiased, STRICT, ms", ["problems x n = m, d", "eps", "iterations", "ms", "error / eps"], self_terms)
     small = [[f"{r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]), show(r["median_ms"]),
               show(r["error_eps"]), show(r["workspace_mb"])] for r in lines if r["name"] == "small epsilon"]
     table("Small epsilon: exponents need float64. Forward, STRICT, ms",

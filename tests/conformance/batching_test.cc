@@ -124,15 +124,19 @@ TEST_P(BatchingTest, RaggedAndLarger) {
 
 TEST_P(BatchingTest, ThousandsOfManyCoordinates) {
   std::vector<Case> cases = Strangers(10, 250, 11);
-  const Precision precisions[] = {Precision::kStrict, Precision::kFast, Precision::kStrict, Precision::kFast};
-  for (int k = 0; k < 4; ++k) {
-    Case c =
-        CaseOf(RandomClouds(1030 + 8 * k, 1100 - 9 * k, 20 + 40 * k, 0.1 + 0.1 * k, 12 + k), absl::StrCat("large ", k));
-    c.solver().precision = precisions[k];
-    c.solver().max_iterations = 5 + 3 * k;
-    if (k >= 2) c.solver().tolerance = 1e-3;
-    c.wanted = kPotentials | kGradientPoints;
-    cases.insert(cases.begin() + 3 * k, c);
+  const int rules = GetParam() == "cuda" ? 3 : 1;  // GPUs sweep symmetric updates and self-terms as well.
+  for (int rule = 0; rule < rules; ++rule) {
+    for (int k = 0; k < 4; ++k) {
+      Case c = CaseOf(RandomClouds(1030 + 8 * k, 1100 - 9 * k, 20 + 40 * k, 0.1 + 0.1 * k, 12 + k),
+                      absl::StrCat("large ", k, ", rule ", rule));
+      c.solver().precision = k % 2 == 0 ? Precision::kStrict : Precision::kFast;
+      c.solver().max_iterations = 5 + 3 * k;
+      if (k >= 2) c.solver().tolerance = 1e-3;
+      if (rule == 1) c.solver().update_rule = UpdateRule::kSymmetric;
+      c.solver().debias = rule == 2;
+      c.wanted = kPotentials | kGradientPoints;
+      cases.insert(cases.begin() + 3 * k, c);
+    }
   }
   const std::vector<const Case*> order = PointersTo(cases);
   const std::vector<Answer> alone = AllAlone(backend(), order);

@@ -233,6 +233,29 @@ TEST_P(ConvergenceTest, StrictReachesOneMillionthAtSmallEpsilon) {
   }
 }
 
+// Sizes at which a GPU sweeps what lies in memory: all three problems of a debiased one stop for themselves.
+TEST_P(ConvergenceTest, ThousandsOfPointsStop) {
+  for (bool debias : {false, true}) {
+    for (UpdateRule rule : {UpdateRule::kAlternating, UpdateRule::kSymmetric}) {
+      Case c = CaseOf(RandomClouds(1100, 1290, 64, 0.5, 63), absl::StrCat("rule ", static_cast<int>(rule)));
+      c.solver().update_rule = rule;
+      c.solver().debias = debias;
+      c.solver().max_iterations = 1000;
+      c.solver().tolerance = 1e-4;
+      SCOPED_TRACE(absl::StrCat(c.name, " debias ", debias));
+      const Answer answer = SolveAlone(backend(), c);
+      EXPECT_EQ(answer.convergence[0].stop_reason, StopReason::kTolerance);
+      const Transport member = MemberTransport(c);
+      const Potentials returned{answer.f.values(), answer.g.values()};
+      EXPECT_LE(MarginalErrorA(member, returned), 1.1e-4);
+      EXPECT_LE(MarginalErrorB(member, returned), 1.1e-4);
+      if (!debias) continue;
+      EXPECT_LE(MarginalErrorA(SelfProblemA(member), {answer.f_aa.values(), answer.f_aa.values()}), 1.1e-4);
+      EXPECT_LE(MarginalErrorA(SelfProblemB(member), {answer.g_bb.values(), answer.g_bb.values()}), 1.1e-4);
+    }
+  }
+}
+
 // Over-relaxation may only help: never more iterations than plain updates, give or take a check.
 TEST_P(ConvergenceTest, OverRelaxationHelps) {
   for (double epsilon : {0.01, 0.1}) {

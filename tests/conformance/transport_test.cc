@@ -1,5 +1,6 @@
 // Transport against the oracle, iteration by iteration: shapes that bite, epsilon from 1e-3 to 10,
 // both update rules, annealing, relaxed marginals, both precisions.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,8 @@ class TransportTest : public ConformanceTest {
     Check(problem, 6, name + " relaxed");
   }
 
-  void CheckFast(const Transport& problem, int iterations, double tolerance) {
+  void CheckFast(Transport problem, int iterations, double tolerance, UpdateRule rule = UpdateRule::kAlternating) {
+    problem.solver.update_rule = rule;
     Case c = CaseOf(problem, "fast");
     c.solver().max_iterations = iterations;
     c.solver().precision = Precision::kFast;
@@ -51,6 +53,40 @@ class TransportTest : public ConformanceTest {
     const oracle::Potentials reference = Iterate(MemberTransport(c), iterations);
     ExpectClose("FAST f", answer.f.values(), reference.f, tolerance);
     ExpectClose("FAST g", answer.g.values(), reference.g, tolerance);
+  }
+
+  // The three problems of a debiased one, each against its own iterates.
+  void CheckDebiased(const Transport& problem, int iterations, const std::string& name) {
+    Case c = CaseOf(problem, name);
+    c.solver().max_iterations = iterations;
+    c.solver().debias = true;
+    const Transport member = MemberTransport(c);
+    const oracle::Potentials reference = Iterate(member, iterations);
+    const auto of_itself = [&](Transport self) {
+      self.solver.update_rule = UpdateRule::kSymmetric;
+      return Iterate(self, iterations).f;
+    };
+    const Vector f_aa = of_itself(SelfProblemA(member)), g_bb = of_itself(SelfProblemB(member));
+    for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
+      c.solver().precision = precision;
+      const double room = PotentialTolerance(c, reference);
+      const std::string which = precision == Precision::kDouble ? "DOUBLE " : "STRICT ";
+      SCOPED_TRACE(which + name);
+      const Answer answer = SolveAlone(backend(), c);
+      ExpectClose(which + "f, debiased", answer.f.values(), reference.f, room);
+      ExpectClose(which + "g, debiased", answer.g.values(), reference.g, room);
+      ExpectClose(which + "f_aa", answer.f_aa.values(), f_aa, room);
+      ExpectClose(which + "g_bb", answer.g_bb.values(), g_bb, room);
+    }
+  }
+
+  // Of sizes that GPUs sweep, which of CPUs tell no more: symmetric updates and, of clouds, self-terms as well.
+  void CheckSweeps(Transport problem, int iterations, const std::string& name) {
+    Check(problem, iterations, name);
+    if (GetParam() != "cuda") return;
+    if (problem.cost.empty()) CheckDebiased(problem, std::min(iterations, 7), name);
+    problem.solver.update_rule = UpdateRule::kSymmetric;
+    Check(problem, iterations, name + " symmetric");
   }
 
   void CheckBothRules(Transport problem, int iterations, const std::string& name) {
@@ -133,13 +169,13 @@ TEST_P(TransportTest, SmallEpsilonInMemory) {
     const std::string size = absl::StrCat(n, " x ", m);
     Transport problem = RandomClouds(n, m, 3, 1e-3, ++seed);
     EmptyEnds(&problem);
-    Check(problem, 21, size);
+    CheckSweeps(problem, 21, size);
     CheckVariants(problem, size);
     problem = RandomDense(n, m, 1e-3, ++seed);
     EmptyEnds(&problem);
     for (double& cost : problem.cost) cost += 5;
     problem.initial_g = Random(seed).Uniforms(m, 9, 10);
-    Check(problem, 21, size + " dense");
+    CheckSweeps(problem, 21, size + " dense");
   }
 }
 
@@ -157,20 +193,20 @@ TEST_P(TransportTest, Thousands) {
 TEST_P(TransportTest, ThousandsOfManyCoordinates) {
   Transport problem = RandomClouds(1100, 2050, 100, 0.05, 207);
   EmptyEnds(&problem);
-  Check(problem, 6, "zero masses");
+  CheckSweeps(problem, 6, "zero masses");
   problem.solver.epsilon = 0.4;
   problem.solver.rho_b = 1;
   problem.b = Random(208).Masses(2050, 1.75);
-  Check(problem, 6, "relaxed");
+  CheckSweeps(problem, 6, "relaxed");
 }
 
 // A size at which costs are read from memory.
 TEST_P(TransportTest, MillionsOfCosts) {
   Transport problem = RandomDense(1030, 2040, 0.02, 209);
   EmptyEnds(&problem);
-  Check(problem, 4, "zero masses");
+  CheckSweeps(problem, 4, "zero masses");
   problem.solver.epsilon_decay = 0.5;
-  Check(problem, 7, "annealed");
+  CheckSweeps(problem, 7, "annealed");
 }
 
 TEST_P(TransportTest, UniformMassesByDefault) {
@@ -435,7 +471,9 @@ TEST_P(TransportTest, FastIsAtLeastTf32) {
   CheckFast(RandomClouds(50, 60, 8, 0.5, 297), 10, 2 * 3 * 3 * std::ldexp(1.0, -11));
   // Of points within 4 of their centre; a cost is the sum of 100 errors that do not know of each other.
   const double independent = 2 * 5 * 4 * std::ldexp(1.0, -11) / std::sqrt(100.0);
-  CheckFast(RandomClouds(1100, 2050, 100, 0.8, 298), 6, 4 * independent);
+  for (UpdateRule rule : {UpdateRule::kAlternating, UpdateRule::kSymmetric}) {
+    CheckFast(RandomClouds(1100, 2050, 100, 0.8, 298), 6, 4 * independent, rule);
+  }
 }
 
 INSTANTIATE_ON_BACKENDS(TransportTest);
