@@ -64,6 +64,15 @@ __device__ inline void ObserveResidual(RelaxationState* r, double error) {
 
 // ---- Iterations ---------------------------------------------------------------------------------------------------
 
+// The mode at an epsilon.
+__device__ inline int ModeAt(const EngineState& s, double epsilon) {
+  return s.mode == kDouble ? kDouble : epsilon < s.float_epsilon ? kMixed : kFloat;
+}
+__device__ inline void SetEpsilon(EngineState* s, double epsilon) {
+  s->epsilon = epsilon;
+  s->mode = ModeAt(*s, epsilon);
+}
+
 // The relaxation of the iteration that begins now.
 __device__ inline void StartIteration(const Job& job, int engine, EngineState* s) {
   s->previous_relax = s->relax;
@@ -80,7 +89,7 @@ __device__ inline void StartIteration(const Job& job, int engine, EngineState* s
 __device__ inline void Stop(const Job& job, EngineState* s, StopReason reason) {
   s->stopped = 1;
   s->reason = static_cast<int>(reason);
-  s->epsilon = job.solver.epsilon;  // The answer is for the epsilon that was asked for.
+  SetEpsilon(s, job.solver.epsilon);  // The answer is for the epsilon that was asked for.
 }
 
 // If that was the last iteration: why.
@@ -146,7 +155,7 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
     if (s->stopped) return;
   }
   if (s->epsilon != job.solver.epsilon) {
-    s->epsilon = fmax(job.solver.epsilon, s->epsilon * job.solver.epsilon_decay);
+    SetEpsilon(s, fmax(job.solver.epsilon, s->epsilon * job.solver.epsilon_decay));
     s->fresh = 1;
   }
   if (StopAtLimit(job, s)) {

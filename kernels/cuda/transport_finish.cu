@@ -289,7 +289,7 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
     for (int e = 0; e < job.engines; ++e) {
       const EngineState& s = *member.state(e);
       of_member.running += s.stopped ? 0 : 1;
-      of_member.modes |= 1 << s.mode;
+      of_member.modes |= 1 << s.mode | 1 << ModeAt(s, job.solver.epsilon);
       if (s.stopped && !s.finite && of_member.diverged < 0)
         of_member.diverged = m, of_member.diverged_iterations = s.iterations;
       of_member.least_iterations = min(of_member.least_iterations, s.iterations);

@@ -2,7 +2,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_PREPARE_STATES_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_PREPARE_STATES_CUH_
 
-#include "kernels/cuda/transport_block.cuh"
+#include "kernels/cuda/transport_control.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -150,22 +150,23 @@ __device__ inline void ShareCentre(const Member& member) {
   for (int k = threadIdx.x; k < member.job.dim; k += kThreads) x[k] = y[k] = (x[k] + y[k]) / 2;
 }
 
-// `sampled`: the largest exponent of a sample.
+// The least epsilon at which float32 exponents serve. `sampled`: the largest exponent of a sample, at the last epsilon.
 template <bool kSquares>
-__device__ int ModeFor(const Job& job, double cost_max, double sampled) {
-  if (job.precision == Precision::kDouble) return kDouble;
+__device__ double FloatEpsilon(const Job& job, double cost_max, double sampled) {
   // A float32 exponent must not spoil the potentials, nor a certificate that is asked for.
   // FAST answers are off by more than that anyway, but for distances, which are not rounded.
   const bool root = !kSquares && SourceOf(job) == Source::kDistances;
   const double slack = job.precision == Precision::kFast && !root ? 16 : 1;
-  const double exponent = cost_max / job.solver.epsilon / slack, tolerance = job.solver.tolerance;
+  const double cost = cost_max / slack, epsilon = job.solver.epsilon, tolerance = job.solver.tolerance;
   double limit = kFloatExponentMax;
   if (root && job.halves) limit = kRootExponentMax;
   // Potentials of negative dots are no larger than products, whose parts of 16 coordinates are rounded one by one.
   if (!kSquares && IsNegativeDot(job)) limit = fmin(limit, kDotExponentMax / CeilDiv(job.dim, 16));
   // Twice the sample's, since the largest of all is larger.
-  const double most = 2 * sampled <= limit ? kCloudExponentMax : limit;
-  return exponent > most || (tolerance > 0 && kFloatExponentError * exponent > tolerance) ? kMixed : kFloat;
+  double least = fmin(cost / limit, fmax(cost / kCloudExponentMax, 2 * sampled * epsilon / limit));
+  if (tolerance > 0) least = fmax(least, kFloatExponentError * cost / tolerance);
+  // What larger epsilons have left is in the potentials still.
+  return least > epsilon && kFloatExponentError * cost > kAnnealedError * epsilon ? INFINITY : least;
 }
 
 template <bool kSquares>
@@ -190,7 +191,6 @@ __device__ void PrepareStates(const Member& member) {
   const double cost_max = LargestCost<kSquares>(job, r), range = job.dense ? r.high - r.low : r.range;
   EngineState s = {};
   const double start = fmax(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
-  s.epsilon = solver.epsilon_decay > 0 ? start : solver.epsilon;
   s.relaxation.weight = 1;
   s.relaxation.ceiling = 2 - 1e-4;
   s.relax = s.previous_relax = 1;
@@ -199,7 +199,9 @@ __device__ void PrepareStates(const Member& member) {
   s.point_scale = point_scale;
   s.starting = engine > 0 || job.starting;
   s.fresh = 1;
-  s.mode = ModeFor<kSquares>(job, cost_max, sampled);
+  s.float_epsilon = FloatEpsilon<kSquares>(job, cost_max, sampled);
+  s.mode = job.precision == Precision::kDouble ? kDouble : kFloat;
+  SetEpsilon(&s, solver.epsilon_decay > 0 ? start : solver.epsilon);
   s.reason = static_cast<int>(StopReason::kMaxIterations);
   if (engine == 0 && IsAccelerated(job)) {
     s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip;

@@ -115,6 +115,7 @@ class Slice : private SliceLaunches {
     passes.stream_end = TableOf(passes.streaming, [](const Job& job) { return StreamEndBlocks(job); });
     return passes;
   }
+  // kMixed before kFloat: an engine whose epsilon becomes too small for that has ended its iteration there.
   std::vector<PassTables> TablesOf(const Set& set) {
     using Kind = std::tuple<Source, Mode, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
@@ -138,6 +139,8 @@ class Slice : private SliceLaunches {
       }
       tables.push_back(pass);
     }
+    std::stable_sort(tables.begin(), tables.end(),
+                     [](const PassTables& p, const PassTables& q) { return p.mode > q.mode; });
     return tables;
   }
   // `number`: of the iteration in this slice.

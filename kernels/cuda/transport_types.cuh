@@ -36,6 +36,7 @@ constexpr double kCloudExponentMax = 4000;    // Of clouds whose products are, b
 constexpr double kDotExponentMax = 1800;      // Of negative dots, times parts of 16 coordinates.
 constexpr double kRootExponentMax = 140;      // Of distances made from products: nearer points are made anew.
 constexpr double kFloatExponentError = 4e-8;  // Of a density, for each unit of cost over epsilon.
+constexpr double kAnnealedError = 5e-5;       // That earlier epsilons may leave, in units of the last.
 
 enum Mode : int { kFloat = 0, kMixed = 1, kDouble = 2 };
 constexpr Mode kModes[] = {kFloat, kMixed, kDouble};
@@ -147,7 +148,8 @@ struct EngineState {
   double best_error;
   double total_mass[2];
   double cost_max;
-  double point_scale;  // Of the points as halves: a power of two.
+  double float_epsilon;  // From which on float32 exponents serve: kFloat, below kMixed.
+  double point_scale;    // Of the points as halves: a power of two.
   int32_t best_iteration;
   int32_t iterations;
   int32_t parity;    // Which phi are the present ones.
@@ -158,7 +160,7 @@ struct EngineState {
   int32_t anderson;     // Columns are extrapolated as long as that pays; over-relaxation takes over then.
   int32_t extrapolate;  // These columns are to be.
   int32_t reason;       // StopReason
-  int32_t mode;         // Mode
+  int32_t mode;         // Mode at epsilon.
   int32_t converged;
   int32_t finite;
 };

@@ -98,6 +98,7 @@ struct Row {
   int iterations = 10;
   double tolerance = 0;
   double rho = std::numeric_limits<double>::infinity();
+  double decay = 0;
   bool symmetric = false, over_relaxation = true, gradient = false, mixture = false, debias = false;
   Precision precision = Precision::kStrict;
   PointCost cost = PointCost::kSquaredEuclidean;
@@ -161,6 +162,7 @@ Problem ProblemOf(const Row& row, const Inputs& in, const Answer& answer, Precis
   p.solver.over_relaxation = row.over_relaxation;
   p.solver.precision = precision;
   p.solver.debias = row.debias;
+  p.solver.epsilon_decay = row.decay;
   if (row.symmetric) p.solver.update_rule = UpdateRule::kSymmetric;
   p.outputs.value = static_cast<double*>(answer.value.data());
   p.outputs.f = {DType::kFloat64, answer.f.data()};
@@ -390,6 +392,13 @@ std::vector<Row> Rows(const std::string& argument) {
     r->count = 64, r->n = r->m = 500, r->dim = 3, r->iterations = 1000, r->tolerance = 1e-4, r->debias = true;
     r->epsilon = 0.05, r->check = false;
   });
+  // Divergences as they are trained with: epsilon annealed from the clouds' extent to .05^2, all updates symmetric.
+  for (int64_t n : {1000, 4096, 10000}) {
+    add("annealed", [&](Row* r) {
+      r->n = r->m = n, r->dim = 3, r->iterations = 12, r->debias = r->symmetric = r->gradient = true, r->decay = 0.25;
+      r->epsilon = 0.0025, r->check = n <= 4096, r->repeats = 5;
+    });
+  }
   // Shows 4.
   for (int64_t n : {1000, 10000}) {
     for (double epsilon : {1e-2, 1e-3}) {
