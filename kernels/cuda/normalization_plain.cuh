@@ -30,8 +30,8 @@ struct PlainTraits {
   // Where registers have no room for K and the adjoints together, they take turns, and the iterations' part of the
   // adjoints waits: two more vectors of each, in the workspace.
   static constexpr bool kDefers = kUnrolled && Shape::kSize > 32;
-  // Logits come straight into registers: the other half of what a lane's 16 bytes bring from L2 waits in L1 for its next
-  // load. No addresses, no wait but for the data.
+  // Logits come straight into registers: the other half of what a lane's 16 bytes bring from L2 waits in L1 for its
+  // next load. No addresses, no wait but for the data.
   static constexpr bool kDirect = kOne && !kShort && kWork == Work::kForward && MayBeGauged<Shape>;
   // One buffer for what goes out and one for what comes in meanwhile; where they would leave too little room for other
   // blocks, the same for both, and nothing comes in meanwhile.

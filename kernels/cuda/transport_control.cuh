@@ -64,13 +64,9 @@ __device__ inline void ObserveResidual(RelaxationState* r, double error) {
 
 // ---- Iterations ---------------------------------------------------------------------------------------------------
 
-// The mode at an epsilon.
+// The mode at an epsilon. Where it is annealed, passes that are not solves on the chip follow it.
 __device__ inline int ModeAt(const EngineState& s, double epsilon) {
   return s.mode == kDouble ? kDouble : epsilon < s.float_epsilon ? kMixed : kFloat;
-}
-__device__ inline void SetEpsilon(EngineState* s, double epsilon) {
-  s->epsilon = epsilon;
-  s->mode = ModeAt(*s, epsilon);
 }
 
 // The relaxation of the iteration that begins now.
@@ -89,7 +85,7 @@ __device__ inline void StartIteration(const Job& job, int engine, EngineState* s
 __device__ inline void Stop(const Job& job, EngineState* s, StopReason reason) {
   s->stopped = 1;
   s->reason = static_cast<int>(reason);
-  SetEpsilon(s, job.solver.epsilon);  // The answer is for the epsilon that was asked for.
+  s->epsilon = job.solver.epsilon;  // The answer is for the epsilon that was asked for.
 }
 
 // If that was the last iteration: why.
@@ -155,7 +151,7 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
     if (s->stopped) return;
   }
   if (s->epsilon != job.solver.epsilon) {
-    SetEpsilon(s, fmax(job.solver.epsilon, s->epsilon * job.solver.epsilon_decay));
+    s->epsilon = fmax(job.solver.epsilon, s->epsilon * job.solver.epsilon_decay);
     s->fresh = 1;
   }
   if (StopAtLimit(job, s)) {

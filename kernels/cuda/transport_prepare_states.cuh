@@ -191,6 +191,7 @@ __device__ void PrepareStates(const Member& member) {
   const double cost_max = LargestCost<kSquares>(job, r), range = job.dense ? r.high - r.low : r.range;
   EngineState s = {};
   const double start = fmax(solver.epsilon, solver.epsilon_start > 0 ? solver.epsilon_start : range);
+  s.epsilon = solver.epsilon_decay > 0 ? start : solver.epsilon;
   s.relaxation.weight = 1;
   s.relaxation.ceiling = 2 - 1e-4;
   s.relax = s.previous_relax = 1;
@@ -199,9 +200,9 @@ __device__ void PrepareStates(const Member& member) {
   s.point_scale = point_scale;
   s.starting = engine > 0 || job.starting;
   s.fresh = 1;
-  s.float_epsilon = FloatEpsilon<kSquares>(job, cost_max, sampled);
+  s.float_epsilon = static_cast<float>(FloatEpsilon<kSquares>(job, cost_max, sampled));
   s.mode = job.precision == Precision::kDouble ? kDouble : kFloat;
-  SetEpsilon(&s, solver.epsilon_decay > 0 ? start : solver.epsilon);
+  s.mode = ModeAt(s, s.epsilon);
   s.reason = static_cast<int>(StopReason::kMaxIterations);
   if (engine == 0 && IsAccelerated(job)) {
     s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip;

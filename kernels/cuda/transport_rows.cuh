@@ -212,6 +212,7 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
   if (pass == Pass::kIterate) {
     EngineState next = *state;  // Loads and stores together.
     side == 0 ? EndRows(job, b.engine, &next, error) : EndColumns(job, b.engine, &next, error);
+    next.mode = ModeAt(next, next.epsilon);
     *state = next;
     return;
   }
@@ -220,11 +221,11 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
   if (side == 1) state->converged = fmax(state->error[0], state->error[1]) <= job.solver.tolerance;
 }
 
-// The state after a columns' pass that is not judged. By the last thread.
+// The state after a columns' pass that is not judged. By one thread.
 __device__ inline void MoveState(const Member& member, int engine) {
-  if (threadIdx.x + 1 != blockDim.x) return;
   EngineState next = *member.state(engine);  // Loads and stores together.
   EndColumns(member.job, engine, &next, 0);
+  next.mode = ModeAt(next, next.epsilon);
   *member.state(engine) = next;
 }
 
@@ -250,10 +251,10 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
     Part* parts = member.At<Part>(job.at.partial[b.engine]);
     if (mine) parts[int64_t{b.split} * rows + i] = part;
     const LastOf last = LastToArrive(arrivals + b.block, b.splits, all_arrivals, moves ? blocks * b.splits : 0);
-    if (last.second) MoveState(member, b.engine);
+    if (last.second && threadIdx.x + 1 == blockDim.x) MoveState(member, b.engine);
     if (!last.first) return;
     if (mine) lse = CombineParts(parts + i, b.splits, rows) + offset;
-  } else if (moves && LastToArrive(all_arrivals, blocks)) {
+  } else if (moves && LastToArrive(all_arrivals, blocks) && threadIdx.x + 1 == blockDim.x) {
     MoveState(member, b.engine);
   }
   BlockStats stats = NoStats();

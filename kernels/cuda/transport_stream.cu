@@ -6,7 +6,8 @@
 // once: their sum gives the row's new potential, and weighted by that they are added to the thread's column sums at
 // once. So nothing is read twice. The terms keep densities near the plan's; a row whose sum is still far from 1 is
 // made again, from shared memory, under its maximum; a column whose sum is far from its mass is read again, in double.
-// Symmetric updates weight rows by their mass as they are: a sweep is then both sides' half steps from the same densities.
+// Symmetric updates weight rows by their mass as they are: a sweep is then both sides' half steps from the same
+// densities.
 #include <algorithm>
 #include <utility>
 

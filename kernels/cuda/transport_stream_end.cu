@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + (engine + 1) * job.at.arrival_stride - 1;
   __syncthreads();
   // The state moves on when all have read it, if residuals decide nothing: by a thread that no column waits for.
-  if (!judged && threadIdx.x + 1 == kThreads && CountArrival(arrivals, blocks)) EndColumns(job, engine, state, 0);
+  if (!judged && threadIdx.x + 1 == kThreads && CountArrival(arrivals, blocks)) MoveState(member, engine);
   double sum = 0;
   for (int k = 0; k < kEndWarps; ++k) sum += parts[k][of_block];
   // 2. Their logarithms. Columns without mass, which no row sees, get their potentials when all is measured, unless

@@ -148,8 +148,7 @@ struct EngineState {
   double best_error;
   double total_mass[2];
   double cost_max;
-  double float_epsilon;  // From which on float32 exponents serve: kFloat, below kMixed.
-  double point_scale;    // Of the points as halves: a power of two.
+  double point_scale;  // Of the points as halves: a power of two.
   int32_t best_iteration;
   int32_t iterations;
   int32_t parity;    // Which phi are the present ones.
@@ -163,6 +162,7 @@ struct EngineState {
   int32_t mode;         // Mode at epsilon.
   int32_t converged;
   int32_t finite;
+  float float_epsilon;  // From which on float32 exponents serve: kFloat, below kMixed.
 };
 
 // What the host reads of a job after each slice.
