@@ -6,18 +6,38 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "kernels/cuda/native.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 
-// Before a launch with `smem_bytes` of dynamic shared memory, which may be above 48 KiB with what the kernel has of its
-// own.
+// The most dynamic shared memory that a kernel may be launched with, by kernel and device. It is the kernel's, not the
+// calling thread's: were it what each launch takes, another thread's smaller one could come in between.
+struct SharedLimits {
+  std::mutex mutex;
+  std::map<std::pair<const void*, int>, size_t> bytes;
+};
+inline SharedLimits& AllSharedLimits() {
+  static auto* const limits = new SharedLimits;
+  return *limits;
+}
+// Before a launch with `smem_bytes` of it, which may be above 48 KiB with what the kernel has of its own.
 template <typename... Parameters>
 inline void AllowShared(void (*kernel)(Parameters...), size_t smem_bytes) {
   if (smem_bytes <= 16 * 1024) return;
-  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+  int device = 0;
+  (void)cudaGetDevice(&device);
+  SharedLimits& limits = AllSharedLimits();
+  const std::lock_guard<std::mutex> lock(limits.mutex);
+  size_t& limit = limits.bytes[{reinterpret_cast<const void*>(kernel), device}];
+  if (smem_bytes <= limit) return;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
+  if (error == cudaSuccess) limit = smem_bytes;
 }
 
 // No blocks: no launch.

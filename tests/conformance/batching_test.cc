@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -142,6 +143,37 @@ TEST_P(BatchingTest, ThousandsOfManyCoordinates) {
   const std::vector<Answer> alone = AllAlone(backend(), order);
   ExpectSameBits(order, SolveTogether(backend(), order), alone);
   ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
+}
+
+// Lanes at work at the same time, with the same kernels on problems of other shapes: what one launches is nothing to the
+// other.
+TEST_P(BatchingTest, LanesAreStrangers) {
+  if (backend()->lanes() < 2) GTEST_SKIP() << "one lane";
+  std::vector<Case> cases;
+  for (int k = 0; k < 2; ++k) {
+    Case c = CaseOf(RandomClouds(1300 + 100 * k, 1100, k == 0 ? 3 : 64, 0.1, 40 + k), absl::StrCat("lane ", k));
+    c.solver().max_iterations = 30;
+    c.wanted = kPotentials | kGradientPoints;
+    cases.push_back(c);
+  }
+  const std::vector<Answer> alone = AllAlone(backend(), PointersTo(cases));
+  constexpr int kTimes = 100;
+  std::vector<std::string> differences[2];
+  std::vector<std::thread> threads;
+  for (int lane = 0; lane < 2; ++lane) {
+    threads.emplace_back([&, lane] {
+      for (int k = 0; k < kTimes; ++k) {
+        const auto answers = SolveTogether(backend(), {&cases[lane]}, 0.005, nullptr, lane);
+        const std::string difference = DifferenceInBits(answers[0], alone[lane]);
+        if (!difference.empty()) differences[lane].push_back(difference);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int lane = 0; lane < 2; ++lane) {
+    EXPECT_TRUE(differences[lane].empty()) << cases[lane].name << ": " << differences[lane].size() << " times of "
+                                           << kTimes << ", " << differences[lane][0];
+  }
 }
 
 TEST_P(BatchingTest, SlicesOfAnyLength) {

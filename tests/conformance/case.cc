@@ -173,7 +173,7 @@ void BindOutputs(Answer* answer, Problem* problem) {
 
 // Advances until all are done, or patience ends.
 void AdvanceAll(Backend* backend, const std::vector<std::unique_ptr<Solve>>& solves, double slice_seconds,
-                const std::function<void(Solve*)>& after_slice) {
+                const std::function<void(Solve*)>& after_slice, int lane) {
   const auto start = std::chrono::steady_clock::now();
   while (true) {
     std::vector<Solve*> running;
@@ -181,7 +181,7 @@ void AdvanceAll(Backend* backend, const std::vector<std::unique_ptr<Solve>>& sol
       if (solve && !solve->done()) running.push_back(solve.get());
     }
     if (running.empty()) return;
-    const absl::Status status = backend->Advance(0, absl::MakeConstSpan(running), slice_seconds);
+    const absl::Status status = backend->Advance(lane, absl::MakeConstSpan(running), slice_seconds);
     ASSERT_TRUE(status.ok()) << status;
     for (Solve* solve : running) {
       if (after_slice) after_slice(solve);
@@ -202,7 +202,7 @@ bool SameBits(const Convergence& p, const Convergence& q) {
 }  // namespace
 
 std::vector<Answer> SolveTogether(Backend* backend, const std::vector<const Case*>& cases, double slice_seconds,
-                                  const std::function<void(Solve*)>& after_slice) {
+                                  const std::function<void(Solve*)>& after_slice, int lane) {
   std::vector<Answer> answers(cases.size());
   std::vector<std::unique_ptr<Solve>> solves(cases.size());
   for (size_t k = 0; k < cases.size(); ++k) {
@@ -219,7 +219,7 @@ std::vector<Answer> SolveTogether(Backend* backend, const std::vector<const Case
     answers[k].status = solve.status();
     if (solve.ok()) solves[k] = *std::move(solve);
   }
-  AdvanceAll(backend, solves, slice_seconds, after_slice);
+  AdvanceAll(backend, solves, slice_seconds, after_slice, lane);
   for (size_t k = 0; k < cases.size(); ++k) {
     if (!solves[k]) continue;
     if (!solves[k]->done()) {

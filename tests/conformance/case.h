@@ -63,9 +63,9 @@ struct Answer {
 };
 
 // Solves all cases in one company: admitted in order, advanced in shared slices of `slice_seconds`
-// on lane 0. `after_slice`, if given, sees each that was advanced.
+// on one lane. `after_slice`, if given, sees each that was advanced.
 std::vector<Answer> SolveTogether(Backend* backend, const std::vector<const Case*>& cases, double slice_seconds = 0.005,
-                                  const std::function<void(Solve*)>& after_slice = nullptr);
+                                  const std::function<void(Solve*)>& after_slice = nullptr, int lane = 0);
 // One alone. Fails the test unless the status is OK.
 Answer SolveAlone(Backend* backend, const Case& the_case);
 
