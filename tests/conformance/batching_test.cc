@@ -145,8 +145,8 @@ TEST_P(BatchingTest, ThousandsOfManyCoordinates) {
   ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
 }
 
-// Lanes at work at the same time, with the same kernels on problems of other shapes: what one launches is nothing to the
-// other.
+// Lanes at work at the same time, with the same kernels on problems of other shapes: what one launches is nothing to
+// the other.
 TEST_P(BatchingTest, LanesAreStrangers) {
   if (backend()->lanes() < 2) GTEST_SKIP() << "one lane";
   std::vector<Case> cases;
