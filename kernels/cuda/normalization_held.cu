@@ -49,7 +49,7 @@ int MembersAtATime(int multiprocessors, int ranks) {
   auto* const kernel = HeldKernelOf<Shape>(Work::kUnrolled);
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.ptxVersion < 90) return 0;
-  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Shape>);
+  AllowShared(kernel, kSharedBytes<Shape>);
   int most = 0;
   if (ranks == 1) {
     const cudaError_t error =

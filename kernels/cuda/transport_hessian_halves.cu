@@ -34,7 +34,7 @@ __host__ __device__ int64_t SplitBlocksOf(const Job& job, int measure) {
   return CeilDiv(job.size[measure], kCloudTile) * (kCloudTile / kBlockPoints);
 }
 
-// As points are split in transport_prepare.cu. A thread makes chunks of 8 coordinates.
+// As points are split in transport_prepare_points.cuh. A thread makes chunks of 8 coordinates.
 __global__ void __launch_bounds__(kThreads) StepSplitKernel(LaunchTable table) {
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
