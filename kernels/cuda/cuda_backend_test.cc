@@ -210,6 +210,21 @@ TEST_F(CudaBackendTest, ABadProblemFailsAlone) {
   }
 }
 
+TEST_F(CudaBackendTest, ALaunchThatIsRefusedIsNotForgotten) {
+  EchoProblem refused(2, 30, 30), good(2, 30, 30);
+  refused.Behaves(kEchoIsRefused);
+  for (int round = 0; round < 2; ++round) {
+    auto a = Admit(refused), b = Admit(good);
+    Solve* const first[] = {a.get()};
+    const absl::Status status = backend_->Advance(0, first, kSlice);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("nvalid"));
+    Solve* const second[] = {b.get()};
+    ASSERT_TRUE(backend_->Advance(0, second, kSlice).ok());
+    EXPECT_EQ(good.Wrong(), "");
+  }
+}
+
 TEST_F(CudaBackendTest, AProblemWithoutMemoryFailsAlone) {
   CudaBackendOptions options;
   options.memory_bytes = 64 << 20;

@@ -4,13 +4,14 @@
 #include <vector>
 
 #include "kernels/cuda/echo_family.h"
-#include "kernels/cuda/native.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;  // REQUIRES: a Task has no more words.
+constexpr size_t kTooMuchShared = size_t{1} << 30, kMuchShared = size_t{64} << 10;
 
 struct Task {
   const float* cost;
@@ -136,6 +137,7 @@ class Echo final : public Family {
   absl::Status Launch(absl::Span<Resident* const> residents, double, LaunchContext* context) const override {
     std::vector<Task> tasks;
     int64_t elements = 1;
+    bool refused = false;
     void* device = nullptr;
     const int* host = static_cast<int*>(context->HostVisible(residents.size() * sizeof(int), &device));
     if (host == nullptr) return absl::InternalError("no pinned memory");
@@ -148,6 +150,7 @@ class Echo final : public Family {
       }
       tasks.push_back(resident->MakeTask(static_cast<int*>(device) + i));
       const Problem& problem = resident->problem_;
+      refused = refused || problem.solver.epsilon == kEchoIsRefused;
       elements = std::max(elements, problem.count * problem.n * problem.m);
     }
     if (tasks.empty()) return absl::OkStatus();
@@ -155,10 +158,12 @@ class Echo final : public Family {
     if (uploaded == nullptr) return absl::InternalError("no pinned memory");
     const int task_count = static_cast<int>(tasks.size());
     const dim3 grid(static_cast<unsigned>(std::min<int64_t>((elements + kThreads - 1) / kThreads, 528)), task_count);
-    LaunchNative(EchoKernel, grid, kThreads, 0, context->stream(), uploaded);
-    LaunchNative(EchoEndKernel, (task_count + kThreads - 1) / kThreads, kThreads, 0, context->stream(), uploaded,
+    if (refused) LaunchKernel(EchoKernel, 1, kThreads, kTooMuchShared, context->stream(), uploaded);
+    AllowShared(EchoEndKernel, kMuchShared);
+    KeepLaunchError(LaunchNative(EchoKernel, grid, kThreads, 0, context->stream(), uploaded));
+    LaunchKernel(EchoEndKernel, (task_count + kThreads - 1) / kThreads, kThreads, 0, context->stream(), uploaded,
                  task_count);
-    const cudaError_t error = cudaGetLastError();
+    const cudaError_t error = TakeLaunchError();
     if (error == cudaSuccess) return absl::OkStatus();
     return absl::InternalError(cudaGetErrorString(error));
   }

@@ -18,6 +18,7 @@ constexpr double kEchoWell = 1;
 constexpr double kEchoDiverges = 2;      // FAILED_PRECONDITION.
 constexpr double kEchoTraps = 3;         // Its kernel ends the context.
 constexpr double kEchoWantsTheMoon = 4;  // Asks for more scratch than there is: RESOURCE_EXHAUSTED.
+constexpr double kEchoIsRefused = 5;     // One of its launches is, and later calls succeed: the slice fails, INTERNAL.
 
 const Family* EchoFamily();
 

@@ -249,9 +249,8 @@ const void* Lane::Upload(const void* data, size_t bytes) {
   if (bytes <= kMappedUploadBytes) return pinned;
   char* device = scratch_.Take(bytes);
   if (device == nullptr) return pinned;
-  // A failure shows at the launch that follows.
-  (void)cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, stream_);
-  return device;
+  const cudaError_t error = cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, stream_);
+  return error == cudaSuccess ? device : nullptr;
 }
 
 void* Lane::HostVisible(size_t bytes, void** device_address) {

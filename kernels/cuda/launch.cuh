@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "kernels/cuda/native.cuh"
@@ -15,30 +16,44 @@
 namespace sinkhorn {
 namespace cuda {
 
-// The most dynamic shared memory that a kernel may be launched with, by kernel and device. It is the kernel's, not the
+// The greatest number that an attribute has been set to, by kernel and device. Attributes are the kernel's, not the
 // calling thread's: were it what each launch takes, another thread's smaller one could come in between.
-struct SharedLimits {
+struct Attributes {
   std::mutex mutex;
-  std::map<std::pair<const void*, int>, size_t> bytes;
+  std::map<std::tuple<const void*, cudaFuncAttribute, int>, int> set;
 };
-inline SharedLimits& AllSharedLimits() {
-  static auto* const limits = new SharedLimits;
-  return *limits;
+inline Attributes& AllAttributes() {
+  static auto* const attributes = new Attributes;
+  return *attributes;
 }
-// Before a launch with `smem_bytes` of it, which may be above 48 KiB with what the kernel has of its own.
+// Before a launch that needs it to be `number` or more.
+template <typename... Parameters>
+inline void RaiseAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int number) {
+  int device = 0;
+  (void)cudaGetDevice(&device);
+  Attributes& attributes = AllAttributes();
+  const std::lock_guard<std::mutex> lock(attributes.mutex);
+  int& before = attributes.set[{reinterpret_cast<const void*>(kernel), attribute, device}];
+  if (number > before && cudaFuncSetAttribute(kernel, attribute, number) == cudaSuccess) before = number;
+}
+// Before a launch with so much dynamic shared memory, which may be above 48 KiB with what the kernel has of its own.
 template <typename... Parameters>
 inline void AllowShared(void (*kernel)(Parameters...), size_t smem_bytes) {
   if (smem_bytes <= 16 * 1024) return;
-  int device = 0;
-  (void)cudaGetDevice(&device);
-  SharedLimits& limits = AllSharedLimits();
-  const std::lock_guard<std::mutex> lock(limits.mutex);
-  size_t& limit = limits.bytes[{reinterpret_cast<const void*>(kernel), device}];
-  if (smem_bytes <= limit) return;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
-  if (error == cudaSuccess) limit = smem_bytes;
+  RaiseAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
 }
+
+// The calling thread's first launch that was refused, and so did not run, since it last took the error: launches keep
+// theirs here, whoever enqueues a number of them takes it at the end. cudaGetLastError will not do: a later call that
+// succeeds, such as cudaFuncSetAttribute, makes it forget.
+inline cudaError_t& RefusedLaunch() {
+  static thread_local cudaError_t error = cudaSuccess;
+  return error;
+}
+inline void KeepLaunchError(cudaError_t error) {
+  if (RefusedLaunch() == cudaSuccess) RefusedLaunch() = error;
+}
+inline cudaError_t TakeLaunchError() { return std::exchange(RefusedLaunch(), cudaSuccess); }
 
 // No blocks: no launch.
 template <typename... Parameters, typename... Arguments>
@@ -46,7 +61,7 @@ inline void LaunchKernel(void (*kernel)(Parameters...), int64_t blocks, int thre
                          cudaStream_t stream, const Arguments&... arguments) {
   if (blocks == 0) return;
   AllowShared(kernel, smem_bytes);
-  LaunchNative(kernel, dim3(static_cast<unsigned>(blocks)), threads, smem_bytes, stream, arguments...);
+  KeepLaunchError(LaunchNative(kernel, dim3(static_cast<unsigned>(blocks)), threads, smem_bytes, stream, arguments...));
 }
 
 // A launch with attributes.
@@ -66,6 +81,10 @@ class AttributedLaunch {
   // Two at most.
   void Add(const cudaLaunchAttribute& attribute) { attributes_[config_.numAttrs++] = attribute; }
   const cudaLaunchConfig_t* config() const { return &config_; }
+  template <typename... Parameters, typename... Arguments>
+  void Enqueue(void (*kernel)(Parameters...), const Arguments&... arguments) const {
+    KeepLaunchError(cudaLaunchKernelEx(&config_, kernel, arguments...));
+  }
 
  private:
   cudaLaunchAttribute attributes_[2];

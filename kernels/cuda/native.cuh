@@ -14,10 +14,12 @@ namespace cuda {
 
 // ---- Launches and shared memory -------------------------------------------------------------------------------------
 
+// What became of the launch itself; of the kernel, a later call tells.
 template <typename... Parameters, typename... Arguments>
-inline void LaunchNative(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t smem_bytes,
-                         cudaStream_t stream, const Arguments&... arguments) {
+inline cudaError_t LaunchNative(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t smem_bytes,
+                                cudaStream_t stream, const Arguments&... arguments) {
   kernel<<<blocks, threads, smem_bytes, stream>>>(arguments...);
+  return cudaGetLastError();
 }
 
 // The block's dynamic shared memory.

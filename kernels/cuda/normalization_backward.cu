@@ -22,7 +22,7 @@ cudaError_t LaunchBackward(int tile, const LaunchOf& launch, int blocks, cudaStr
       LaunchKernel(BackwardKernel<Tile32>, blocks, kThreads, 0, stream, launch);
       break;
   }
-  return cudaGetLastError();
+  return TakeLaunchError();
 }
 
 }  // namespace normalization

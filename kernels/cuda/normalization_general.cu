@@ -1,4 +1,4 @@
-#include "kernels/cuda/native.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/normalization_exact.cuh"
 #include "kernels/cuda/normalization_kernels.h"
 
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(32 * kBlockWarpsMax) GeneralKernel(const __gri
 int64_t GeneralSlotBytes(const Task& task) { return GeneralMemory().Carve(task, nullptr); }
 
 cudaError_t LaunchGeneral(const LaunchOf& launch, int blocks, int threads, cudaStream_t stream) {
-  LaunchNative(GeneralKernel, blocks, threads, 0, stream, launch);
-  return cudaGetLastError();
+  LaunchKernel(GeneralKernel, blocks, threads, 0, stream, launch);
+  return TakeLaunchError();
 }
 
 }  // namespace normalization

@@ -96,7 +96,7 @@ cudaError_t LaunchHeld(int size, int ranks, Work work, const LaunchOf& launch, i
     auto* const kernel = HeldKernelOf<Shape>(work);
     LaunchCluster(kernel, blocks, ranks, Shape::kThreadCount, shared_bytes, stream, launch);
   });
-  return cudaGetLastError();
+  return TakeLaunchError();
 }
 
 }  // namespace normalization

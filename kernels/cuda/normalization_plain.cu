@@ -66,14 +66,15 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
   if (blocks == 0) return cudaSuccess;
   if (!early) {
     LaunchKernel(KernelOf(size, kind, one), blocks, threads, bytes, stream, launch);
-    return cudaGetLastError();
+    return TakeLaunchError();
   }
   AttributedLaunch attributed(KernelOf(size, kind, one), blocks, threads, bytes, stream);
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   attributed.Add(overlap);
-  return cudaLaunchKernelEx(attributed.config(), KernelOf(size, kind, one), launch);
+  attributed.Enqueue(KernelOf(size, kind, one), launch);
+  return TakeLaunchError();
 }
 
 int64_t PlainHistoryBytes(int size, int32_t iterations) {

@@ -43,7 +43,7 @@ cudaError_t LaunchStream(int size, const LaunchOf& launch, int blocks, int64_t s
     using Shape = decltype(shape);
     LaunchKernel(StreamKernel<Shape>, blocks, Shape::kThreadCount, shared_bytes, stream, launch);
   });
-  return cudaGetLastError();
+  return TakeLaunchError();
 }
 
 }  // namespace normalization

@@ -32,7 +32,7 @@ cudaError_t LaunchTiles(int tile, bool backward, const LaunchOf& launch, int blo
       LaunchShape<Tile32>(backward, launch, blocks, shared_bytes, stream);
       break;
   }
-  return cudaGetLastError();
+  return TakeLaunchError();
 }
 
 int64_t HistoryBytes(int tile, int32_t iterations) {

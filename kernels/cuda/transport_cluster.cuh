@@ -24,7 +24,7 @@ inline cudaLaunchAttribute ClusterOf(int ranks) {
 // Before a kernel's first launch in clusters of so many.
 template <typename... Parameters>
 inline void AllowRanks(void (*kernel)(Parameters...), int ranks) {
-  if (ranks > kPortableRanks) (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (ranks > kPortableRanks) RaiseAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }
 // A kernel whose blocks come so. No blocks: no launch.
 template <typename... Parameters, typename... Arguments>
@@ -35,7 +35,7 @@ inline void LaunchCluster(void (*kernel)(Parameters...), int64_t blocks, int ran
   AllowRanks(kernel, ranks);
   AttributedLaunch launch(kernel, blocks, threads, smem_bytes, stream);
   launch.Add(ClusterOf(ranks));
-  (void)cudaLaunchKernelEx(launch.config(), kernel, arguments...);  // Errors are left for cudaGetLastError.
+  launch.Enqueue(kernel, arguments...);
 }
 
 // All threads of all blocks arrive before any goes on; what they wrote before, to shared memory or to memory, is seen.

@@ -36,7 +36,7 @@ inline void LaunchOverlapping(void (*kernel)(Parameters...), int64_t blocks, int
   if (blocks == 0) return;
   AttributedLaunch launch(kernel, blocks, threads, smem_bytes, stream);
   launch.Add(Overlapping());
-  (void)cudaLaunchKernelEx(launch.config(), kernel, arguments...);  // Errors are left for cudaGetLastError.
+  launch.Enqueue(kernel, arguments...);
 }
 // The same where Hopper's code is in use; elsewhere a plain launch.
 template <typename... Parameters, typename... Arguments>

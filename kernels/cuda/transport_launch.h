@@ -1,5 +1,5 @@
 // The launches of the transport family: one function per kernel, defined beside it. All are asynchronous and neither
-// allocate nor synchronise; errors are left for cudaGetLastError. `blocks` is the table's last first_block.
+// allocate nor synchronise; errors are left for TakeLaunchError (launch.cuh). `blocks` is the table's last first_block.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_LAUNCH_H_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_LAUNCH_H_
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_resident.h"
 
@@ -66,12 +67,12 @@ class SliceLaunches {
     // Small uploads stay in host memory; every block reads them.
     if (base_ != nullptr && bytes_.size() <= kMappedUploadBytes) {
       void* copy = context_->Scratch(bytes_.size());
-      if (copy != nullptr) (void)cudaMemcpyAsync(copy, base_, bytes_.size(), cudaMemcpyDefault, stream());
+      if (copy != nullptr) KeepLaunchError(cudaMemcpyAsync(copy, base_, bytes_.size(), cudaMemcpyDefault, stream()));
       base_ = static_cast<const char*>(copy);
     }
     if (base_ == nullptr) return absl::InternalError("transport: no room for descriptors");
     for (const auto& [table, launch] : launches_) launch(At(table), table.blocks);
-    const cudaError_t error = cudaGetLastError();
+    const cudaError_t error = TakeLaunchError();
     if (error == cudaSuccess) return absl::OkStatus();
     return absl::UnavailableError(
         absl::StrCat("transport: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));

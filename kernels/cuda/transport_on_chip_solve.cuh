@@ -492,8 +492,7 @@ void LaunchTiles(const LaunchTable& table, int64_t blocks, const OnChipLaunch& o
   AttributedLaunch launch(kernel, blocks, S::kBlockThreads, smem_bytes, stream);
   launch.Add(ClusterOf(ranks));
   launch.Add(Overlapping());
-  // Errors are left for cudaGetLastError.
-  (void)cudaLaunchKernelEx(launch.config(), kernel, table, of.engines, chunks);
+  launch.Enqueue(kernel, table, of.engines, chunks);
 }
 template <Source kSource>
 void LaunchSolves(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream) {

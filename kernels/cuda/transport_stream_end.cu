@@ -166,8 +166,7 @@ void LaunchStreamTerms(const LaunchTable& table, int64_t blocks, cudaStream_t st
 }
 void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream) {
   // The sweep's share of shared memory: multiprocessors that change it stand still first.
-  (void)cudaFuncSetAttribute(StreamEndKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared);
+  RaiseAttribute(StreamEndKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   LaunchOverlapping(StreamEndKernel, blocks, kThreads, 0, stream, table, pass);
 }
 

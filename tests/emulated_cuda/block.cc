@@ -18,8 +18,7 @@ namespace {
 
 constexpr unsigned kMostThreads = 1024;
 constexpr size_t kStackBytes = 256 << 10;
-constexpr size_t kSharedBytes = 163 << 10;  // What a block of an A100 may have.
-constexpr int kNames = 16;                  // Of barriers.
+constexpr int kNames = 16;  // Of barriers.
 
 [[noreturn]] void Fail(const char* what) {
   std::fprintf(stderr, "emulated kernel, block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, what);
@@ -82,7 +81,7 @@ struct Barrier {
 class Machine {
  public:
   void RunGrid(Index grid, unsigned threads, size_t shared_bytes, const std::function<void()>& kernel) {
-    if (threads == 0 || threads > kMostThreads || shared_bytes > kSharedBytes) Fail("no block may be so large");
+    if (threads == 0 || threads > kMostThreads || shared_bytes > kMostSharedBytes) Fail("no block may be so large");
     const std::lock_guard<std::mutex> lock(mutex_);
     kernel_ = &kernel;
     count_ = threads;
@@ -232,7 +231,7 @@ class Machine {
     return true;
   }
 
-  alignas(1024) static char shared_[kSharedBytes];
+  alignas(1024) static char shared_[kMostSharedBytes];
   std::mutex mutex_;
   std::atomic<bool> lost_{false};
   const std::function<void()>* kernel_ = nullptr;
@@ -245,7 +244,7 @@ class Machine {
   Barrier barriers_[kNames];
 };
 
-alignas(1024) char Machine::shared_[kSharedBytes];
+alignas(1024) char Machine::shared_[kMostSharedBytes];
 
 Machine& TheMachine() {
   static auto* machine = new Machine;

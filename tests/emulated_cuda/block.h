@@ -17,7 +17,8 @@ namespace emulated_cuda {
 struct Index {
   unsigned x = 0, y = 0, z = 0;
 };
-// Runs kernel() by each thread of each block. Shared memory: at most an A100's.
+constexpr size_t kMostSharedBytes = size_t{163} << 10;  // What a block of an A100 may have.
+// Runs kernel() by each thread of each block.
 void RunGrid(Index grid, unsigned threads, size_t shared_bytes, const std::function<void()>& kernel);
 char* SharedMemory();  // Of the block that runs; its dynamic part.
 

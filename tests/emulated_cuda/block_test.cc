@@ -101,7 +101,13 @@ __global__ void MeetForTwoThings() {
 TEST(EmulatedBlockDeathTest, ThreadsThatWouldWaitForever) {
   EXPECT_DEATH(LaunchKernel(WaitInVain, 1, 64, 0, nullptr), "all threads wait for each other");
   EXPECT_DEATH(LaunchKernel(MeetForTwoThings, 1, 32, 0, nullptr), "lanes of a warp meet for different things");
-  EXPECT_DEATH(LaunchKernel(WaitInVain, 1, 64, 200 << 10, nullptr), "no block may be so large");
+  EXPECT_DEATH(LaunchKernel(WaitInVain, 1, 2048, 0, nullptr), "no block may be so large");
+}
+TEST(EmulatedBlock, ALaunchWithTooMuchSharedMemoryIsRefused) {
+  LaunchKernel(WaitInVain, 1, 64, 200 << 10, nullptr);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // Which may have forgotten it.
+  EXPECT_EQ(TakeLaunchError(), cudaErrorInvalidValue);
+  EXPECT_EQ(TakeLaunchError(), cudaSuccess);
 }
 
 }  // namespace

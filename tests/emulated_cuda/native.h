@@ -12,10 +12,14 @@ namespace sinkhorn {
 namespace cuda {
 
 template <typename... Parameters, typename... Arguments>
-inline void LaunchNative(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t smem_bytes, cudaStream_t,
-                         const Arguments&... arguments) {
-  emulated_cuda::RunGrid({blocks.x, blocks.y, blocks.z}, static_cast<unsigned>(threads), smem_bytes,
-                         [&] { kernel(arguments...); });
+inline cudaError_t LaunchNative(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t smem_bytes,
+                                cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchConfig_t config;
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 inline char* DynamicShared() { return emulated_cuda::SharedMemory(); }

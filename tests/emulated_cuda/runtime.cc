@@ -5,6 +5,7 @@
 #include "cuda_runtime.h"
 
 using sinkhorn::emulated_cuda::DeviceIsLost;
+using sinkhorn::emulated_cuda::kMostSharedBytes;
 
 namespace {
 
@@ -43,7 +44,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = {"NVIDIA A100 as a processor emulates it", {}, 8, 0, 4, 40 << 20, size_t{163} << 10, kDeviceBytes};
+  *properties = {"NVIDIA A100 as a processor emulates it", {}, 8, 0, 4, 40 << 20, kMostSharedBytes, kDeviceBytes};
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {

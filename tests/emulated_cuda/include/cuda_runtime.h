@@ -327,10 +327,12 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs = nullptr;
   unsigned numAttrs = 0;
 };
+// The error is its caller's alone: cudaGetLastError may have forgotten it by the time it is asked; here it has.
 template <typename... Parameters, typename... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                       const Arguments&... arguments) {
   const dim3& grid = config->gridDim;
+  if (config->dynamicSmemBytes > sinkhorn::emulated_cuda::kMostSharedBytes) return cudaErrorInvalidValue;
   sinkhorn::emulated_cuda::RunGrid({grid.x, grid.y, grid.z}, config->blockDim.x, config->dynamicSmemBytes,
                                    [&] { kernel(arguments...); });
   return cudaSuccess;
