@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""On a machine with a GPU: the server starts, answers and drains; with its GPU hidden it serves on the CPU; and when a
-kernel that traps takes the GPU away, health turns NOT_SERVING, calls get UNAVAILABLE, and the process leaves with 1.
+"""On a machine with a GPU: the server starts, answers and drains; all that it solves, at once on all lanes, has the same
+bits each time; with its GPU hidden it serves on the CPU; and when a kernel that traps takes the GPU away, health turns
+NOT_SERVING, calls get UNAVAILABLE, and the process leaves with 1.
 
   tests/e2e/gpu_lifecycle.py [--bin FOLDER]     # a folder with sinkhorn_server and sinkhorn_loadgen; else bazel-bin's
 
@@ -22,6 +23,28 @@ import grpc
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SERVING, NOT_SERVING = 1, 2
+
+# Every family and way to solve it: sizes and dimensions that different kernels serve, so that lanes run them side by side.
+EVERYTHING = (
+    "normalization:32x4x4:20",
+    "normalization:16x8x8:20:dtype=bfloat16",
+    "normalization:8x30x30:20:recipe=exact",
+    "normalization:2x300x200:20",
+    "normalization:1x1000x900:10",
+    "dense:128x128:20",
+    "dense:500x600:20:plan",
+    "dense:1500x1100:10",
+    "point_cloud:60x50x3:50",
+    "point_cloud:256x256x64:10:gradient",
+    "point_cloud:900x1000x100:10",
+    "point_cloud:700x600x784:10:gradient",
+    "point_cloud:1200x1300x2:20:symmetric",
+    "point_cloud:1100x1200x3:20:debias",
+    "point_cloud:2000x1500x64:10:gradient",
+    "point_cloud:3000x3000x128:10",
+    "point_cloud:500x300x3:300:epsilon=0.001:tolerance=1e-4",
+    "point_cloud:1500x1500x5:20:double",
+)
 
 
 def binaries(folder):
@@ -112,6 +135,31 @@ def answers_and_drains(server_path, loadgen, backend, name, hide_gpus=False):
     check(f"{name}: health said NOT_SERVING", watch.states == [SERVING, NOT_SERVING], watch.states)
 
 
+def solves_everything_at_once(server_path, loadgen, seconds):
+    server = Server(server_path, "--backend=cuda")
+
+    def run(what, *flags):
+        running = load(loadgen, server, "--threads=4", "--verify", "--mix=" + ",".join(EVERYTHING), *flags)
+        result = json.loads(running.communicate(timeout=60 + seconds)[0])
+        answered, errors = result["all"]["requests"], result["all"]["errors"]
+        check(f"everything at once, {what}: every answer is right, to the same bits",
+              answered > 0 and result["wrong_count"] == 0, f"{answered} answers, {result['wrong']}")
+        return errors
+
+    for clients in (32, 128):
+        errors = run(f"{clients} clients", f"--clients={clients}", f"--seed={clients}", f"--duration={seconds}s")
+        check(f"everything at once, {clients} clients: no error", not errors, errors)
+    # Most end in the queue or between two slices, beside others that go on.
+    errors = run("deadlines", "--clients=64", "--deadline_ms=12", f"--duration={seconds}s")
+    check("everything at once, deadlines: errors are theirs alone",
+          errors and all(name.startswith("DEADLINE_EXCEEDED") for name in errors), errors)
+    errors = run("after them", "--clients=32", f"--duration={seconds}s")
+    check("everything at once, after them: no error", not errors, errors)
+    server.process.send_signal(signal.SIGTERM)
+    code = server.process.wait(60)
+    check("everything at once: leaves with 0", code == 0, f"exit {code}")
+
+
 def loses_its_device(server_path, loadgen):
     server = Server(server_path, "--backend=cuda", "--inject_fault=kernel_trap@500")
     watch = HealthWatch(server.address)
@@ -133,11 +181,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=pathlib.Path)
     parser.add_argument("--without-gpu", action="store_true", help="only what needs none")
+    parser.add_argument("--seconds", type=int, default=10, help="of each load with everything at once")
     options = parser.parse_args()
     server_path, loadgen = binaries(options.bin)
     answers_and_drains(server_path, loadgen, "auto", "without a GPU", hide_gpus=True)
     if not options.without_gpu:
         answers_and_drains(server_path, loadgen, "auto", "with a GPU")
+        solves_everything_at_once(server_path, loadgen, options.seconds)
         loses_its_device(server_path, loadgen)
     print(f"{len(FAILURES)} failed")
     return 1 if FAILURES else 0
