@@ -291,8 +291,8 @@ absl::Status Process::WritePortFile() const {
 }
 
 void Process::Drain() {
-  health_.SetReady(false);
   service_->SetState(ServiceState::kDraining);
+  health_.SetReady(false);  // Whoever has seen this finds the state changed.
   Log(Severity::kInfo, "draining",
       {{"grace", absl::FormatDuration(config_.drain_grace)},
        {"in_flight", absl::StrCat(service_->requests_in_flight())}});

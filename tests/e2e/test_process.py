@@ -120,7 +120,7 @@ def test_clients_that_never_pause_read_unavailable_at_most(start):
 def test_streams_get_their_answers_before_the_server_goes(api, start, eventually):
     server = start("--drain_grace=0s", "--drain_timeout=60s")
     rng = np.random.default_rng(0)
-    problem = api.cloud(*rng.random((2, 1000, 3), dtype=np.float32), 0.01, tolerance=0, max_iterations=600)
+    problem = api.cloud(*rng.random((2, 1000, 3), dtype=np.float32), 0.01, tolerance=0, max_iterations=3000)
     done = threading.Event()
 
     def requests():
@@ -128,10 +128,15 @@ def test_streams_get_their_answers_before_the_server_goes(api, start, eventually
             yield api.pb.SolveStreamRequest(solve=problem)
         done.wait(60)  # Keeps the stream open: the server must end it.
 
+    def received():
+        samples = server.metrics()
+        ended = sum(value for (name, *_), value in samples.items() if name == "sinkhorn_outcomes_total")
+        return samples[("sinkhorn_requests_in_flight",)] + ended
+
     answers, error = 0, None
     with api.stub(server) as stub:
         stream = stub.SolveStream(requests(), timeout=60)
-        eventually(lambda: server.metric("sinkhorn_requests_in_flight") == 20)
+        eventually(lambda: received() == 20)
         server.terminate()
         try:
             for reply in stream:
