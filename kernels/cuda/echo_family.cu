@@ -158,8 +158,10 @@ class Echo final : public Family {
     if (uploaded == nullptr) return absl::InternalError("no pinned memory");
     const int task_count = static_cast<int>(tasks.size());
     const dim3 grid(static_cast<unsigned>(std::min<int64_t>((elements + kThreads - 1) / kThreads, 528)), task_count);
-    if (refused) LaunchKernel(EchoKernel, 1, kThreads, kTooMuchShared, context->stream(), uploaded);
-    AllowShared(EchoEndKernel, kMuchShared);
+    if (refused) {
+      LaunchKernel(EchoKernel, 1, kThreads, kTooMuchShared, context->stream(), uploaded);
+      AllowShared(EchoEndKernel, kMuchShared);  // Succeeds, and so makes cudaGetLastError forget.
+    }
     KeepLaunchError(LaunchNative(EchoKernel, grid, kThreads, 0, context->stream(), uploaded));
     LaunchKernel(EchoEndKernel, (task_count + kThreads - 1) / kThreads, kThreads, 0, context->stream(), uploaded,
                  task_count);

@@ -43,7 +43,7 @@ class LaunchContext {
   // All work of the slice is enqueued here (a cudaStream_t).
   virtual CUstream_st* stream() const = 0;
   // A device-accessible copy of `bytes` bytes (descriptor arrays), 256-byte aligned, valid for work enqueued from now
-  // on. `data` may be overwritten on return.
+  // on. `data` may be overwritten on return. nullptr: no room, or the copy failed.
   virtual const void* Upload(const void* data, size_t bytes) = 0;
   // Device memory, 256-byte aligned, contents undefined. nullptr: none left; the family fails the problem, not the
   // device.

@@ -43,9 +43,9 @@ inline void AllowShared(void (*kernel)(Parameters...), size_t smem_bytes) {
   RaiseAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
 }
 
-// The calling thread's first launch that was refused, and so did not run, since it last took the error: launches keep
-// theirs here, whoever enqueues a number of them takes it at the end. cudaGetLastError will not do: a later call that
-// succeeds, such as cudaFuncSetAttribute, makes it forget.
+// The calling thread's first launch that was refused, and so did not run, since it last took the error: launches, and
+// copies that they read, keep theirs here; whoever enqueues a number of them takes it at the end. cudaGetLastError will
+// not do: a later call that succeeds, such as cudaFuncSetAttribute, makes it forget.
 inline cudaError_t& RefusedLaunch() {
   static thread_local cudaError_t error = cudaSuccess;
   return error;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""On a machine with a GPU: the server starts, answers and drains; all that it solves, at once on all lanes, has the same
-bits each time; with its GPU hidden it serves on the CPU; and when a kernel that traps takes the GPU away, health turns
-NOT_SERVING, calls get UNAVAILABLE, and the process leaves with 1.
+"""On a machine with a GPU: the server starts, answers and drains; what it solves has the same bits each time, whatever
+all lanes solve beside it; with its GPU hidden it serves on the CPU; and when a kernel that traps takes the GPU away,
+health turns NOT_SERVING, calls get UNAVAILABLE, and the process leaves with 1.
 
   tests/e2e/gpu_lifecycle.py [--bin FOLDER]     # a folder with sinkhorn_server and sinkhorn_loadgen; else bazel-bin's
 
@@ -24,7 +24,7 @@ import grpc
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SERVING, NOT_SERVING = 1, 2
 
-# Every family and way to solve it: sizes and dimensions that different kernels serve, so that lanes run them side by side.
+# Normalisations, dense costs and clouds of sizes and dimensions that different kernels serve.
 EVERYTHING = (
     "normalization:32x4x4:20",
     "normalization:16x8x8:20:dtype=bfloat16",

@@ -13,12 +13,11 @@ namespace cuda {
 
 template <typename... Parameters, typename... Arguments>
 inline cudaError_t LaunchNative(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t smem_bytes,
-                                cudaStream_t stream, const Arguments&... arguments) {
+                                cudaStream_t, const Arguments&... arguments) {
   cudaLaunchConfig_t config;
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = smem_bytes;
-  config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
