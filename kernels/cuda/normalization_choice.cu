@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kWorkspaceLimit = int64_t{1} << 30;  // Of the slots of one problem.
 constexpr int64_t kSlotsPerMultiprocessor = 4;
 constexpr int64_t kStaticSharedBytes = 4 << 10;  // Of any kernel.
+// Guards of the plain kernels, at most: they must be less than 1 / 64, as GuardRests says.
+constexpr double kPlainGuardMost = 1e-3;
 
 // That a block may have.
 int64_t SharedBytes(const DeviceInfo& device) {
@@ -87,9 +89,11 @@ bool IsShort(const Task& task) { return SizeOf(task.logits.dtype) == 2; }
 Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool in_registers = std::max(task.n, task.m) <= kRegisterSide;
   const bool packed = !task.logits.shared && !task.cotangent.shared && IsUniform(task);
-  const bool plain = task.n == task.m && !task.has_dustbin && !task.own_marginals && !task.softmax &&
-                     task.offset == 0 && task.guard == Guard::kNone && task.tolerance == 0 && packed;
-  const bool held = plain && !task.transposed;
+  const bool alike = task.n == task.m && !task.has_dustbin && !task.own_marginals && !task.softmax &&
+                     task.offset == 0 && task.tolerance == 0 && packed;
+  const bool unguarded = task.guard == Guard::kNone;
+  const bool plain = alike && (unguarded || (task.guard == Guard::kMax && task.guard_value <= kPlainGuardMost));
+  const bool held = alike && unguarded && !task.transposed;
   const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {

@@ -28,7 +28,7 @@ bool TakesOne(const PlainKind& kind, const LaunchOf& launch) {
   const Task& task = launch.only;
   const bool plan_alone =
       task.plan.data != nullptr && task.row_sums.data == nullptr && task.column_sums.data == nullptr;
-  return launch.tasks == nullptr && !kind.padded && !task.transposed && plan_alone;
+  return launch.tasks == nullptr && !kind.padded && !task.transposed && plan_alone && task.guard == Guard::kNone;
 }
 
 template <class Shape, Work kWork, class Body>

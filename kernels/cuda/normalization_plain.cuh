@@ -1,5 +1,5 @@
-// The registers kernel for the plain recipes: square, marginals 1, no guard, a fixed number of iterations. Lean: of few
-// matrices a solve is all latency.
+// The registers kernel for the plain recipes: square, marginals 1, no guard that acts, a fixed number of iterations.
+// Lean: of few matrices a solve is all latency.
 //
 // Matrices smaller than the tile are bordered with the unit matrix, whose scalings are and stay 1. So nothing but their
 // way in and out tells them from whole ones.
@@ -116,6 +116,43 @@ __device__ inline bool PlainStart(const Task& task, const Place<Shape>& place, f
   // All logits within the range of their maximum, and above the floor.
   const bool safe = lowest >= -kLog2E * kPlainRange && lowest_top - kPlainRange > task.floor32;
   return OverMatrix<Shape, Min>(safe ? 1.0f : 0.0f) > 0;
+}
+
+// Whether a guard, a least number that sums are divided by, acts on none of them, so that members are solved as without
+// it. Two half steps tell: the first sums of rows, which are e^top or more, and those of columns then, which are
+// e^(W - top) / n or more of their every entry. All later ones are means of reciprocals of the sums before, n at most.
+template <class Shape, bool kPadded>
+__device__ inline bool GuardRests(const Task& task, const Place<Shape>& place, const float (&W)[Shape::R][Shape::C]) {
+  const auto inside = [&](int r, int c) { return !kPadded || (place.Row(r) < task.n && place.Col(c) < task.n); };
+  float top[Shape::R], most[Shape::C];
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+    top[r] = -FLT_MAX;
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      if (inside(r, c)) top[r] = fmaxf(top[r], W[r][c]);
+    }
+  }
+  ScatterRows<Shape, Max>(top);
+  GatherRows<Shape>(top);
+#pragma unroll
+  for (int c = 0; c < Shape::C; ++c) {
+    most[c] = -FLT_MAX;
+#pragma unroll
+    for (int r = 0; r < Shape::R; ++r) {
+      if (inside(r, c)) most[c] = fmaxf(most[c], W[r][c] - top[r]);
+    }
+  }
+  ScatterCols<Shape, Max>(most);
+  const float guard = logf(static_cast<float>(task.guard_value)), of_column = guard + logf(static_cast<float>(task.n));
+  bool rests = true;
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) rests = rests && ((kPadded && place.Row(r) >= task.n) || top[r] > guard);
+#pragma unroll
+  for (int k = 0; k < Shape::kOwn; ++k) {
+    rests = rests && ((kPadded && place.OwnCol(k) >= task.n) || most[k] > of_column);
+  }
+  return OverMatrix<Shape, Min>(rests ? 1.0f : 0.0f) > 0;
 }
 
 // u, the lane's own rows of it, from v.
@@ -433,10 +470,12 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       }
     }
     // By each matrix's own logits, whatever its neighbours do.
+    bool rests = true;
+    if constexpr (!kOne) rests = task.guard == Guard::kNone || GuardRests<Shape, kPadded>(task, here(), K);
     float u[R], v[C], s[R], q[C];
     bool gauged = false;
     if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart<!kUnrolled>(task.floor32, K, v);
-    const bool safe = gauged || PlainStart<Shape, kPadded>(task, here(), K);
+    const bool safe = (gauged || PlainStart<Shape, kPadded>(task, here(), K)) && rests;
 
     // 2. Iterations. u and v: the first kOwn are the lane's own. kPlanned: K becomes P here or below.
     if constexpr (kMayBeGauged) {

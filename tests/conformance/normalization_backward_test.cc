@@ -103,6 +103,39 @@ TEST_P(BackwardTest, UnrolledIterationCounts) {
   }
 }
 
+// A least number that sums are divided by, which acts on a whole row or column that is far below, on none of the
+// others: kernels may leave it out where it does not act. The plan as well, with a backward and without.
+TEST_P(BackwardTest, UnrolledGuardsThatAct) {
+  Recipe rows_first = ExpColumnRowRecipe();
+  rows_first.order = Order::kRowColumn;
+  Recipe coarse = ExpColumnRowRecipe();
+  coarse.guard_value = 1e-3;
+  for (const NamedRecipe& recipe : {NamedRecipe{"EXP_COLUMN_ROW", ExpColumnRowRecipe()},
+                                    NamedRecipe{"rows first", rows_first}, NamedRecipe{"guard 1e-3", coarse}}) {
+    for (int64_t n : {3, 4, 8, 11, 16, 20, 24, 32, 48, 64}) {
+      Random random(67);
+      Vector logits;
+      int64_t count = 0;
+      for (double far : {0.0, 3.0, 9.0, 18.0, 22.0, 24.0, 32.0}) {
+        for (int which = 0; which < 2; ++which, ++count) {  // A row, a column.
+          for (int64_t k = 0; k < n * n; ++k) {
+            logits.push_back(random.Normal() - ((which == 0 ? k / n : k % n) == n - 2 ? far : 0));
+          }
+        }
+      }
+      Case c = Batch(count, n, n, recipe, 20, 1, BackwardMode::kUnrolled, 68);
+      c.logits = Tensor::Of(logits);
+      CheckAgainstUnrolled(c, "STRICT unrolled, guards that act");
+      Case forward = c;
+      forward.cotangent = Tensor();
+      for (const Case& solved : {c, forward}) {
+        const Answer answer = SolveAlone(backend(), solved);
+        for (int64_t k = 0; k < count; ++k) ExpectMatchesRecipe(MemberCase(solved, k), MemberAnswer(answer, k, count));
+      }
+    }
+  }
+}
+
 // 4 x 4 with an entry, a row or a column far from the others: kernels choose their arithmetic by such ranges, for each
 // member on its own. The plan as well.
 TEST_P(BackwardTest, UnrolledRangesOfFours) {
