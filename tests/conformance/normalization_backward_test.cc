@@ -259,9 +259,9 @@ TEST_P(BackwardTest, ImplicitWithMarginalsAtConvergence) {
   }
 }
 
-// From P on to the logits there may be an offset, a softmax and a floor.
+// From P on to the logits there may be an offset, a softmax and a floor; and guards, which do not act on all members.
 TEST_P(BackwardTest, ImplicitThroughTheStart) {
-  Recipe offset, softmax, floored, softmax_floored;
+  Recipe offset, softmax, floored, softmax_floored, guarded;
   offset.offset = 0.25;
   softmax.start = Start::kRowSoftmax;
   softmax.offset = 0.125;
@@ -270,13 +270,21 @@ TEST_P(BackwardTest, ImplicitThroughTheStart) {
   floored.logit_floor = -0.5;
   softmax_floored.start = Start::kRowSoftmax;
   softmax_floored.logit_floor = -0.25;
+  guarded.guard = Guard::kMax;
+  guarded.guard_value = 1e-3;
   for (const NamedRecipe& recipe : {NamedRecipe{"offset", offset},
                                     {"softmax, offset", softmax},
                                     {"floor, offset", floored},
-                                    {"softmax, floor", softmax_floored}}) {
+                                    {"softmax, floor", softmax_floored},
+                                    {"guard", guarded}}) {
     for (int64_t n : {2, 4, 8, 20, 35}) {
-      CheckBothPrecisions(Batch(4, n, n, recipe, 400, 1, BackwardMode::kImplicit, 126),
-                          absl::StrCat("implicit through ", recipe.name));
+      Case c = Batch(4, n, n, recipe, 400, 1, BackwardMode::kImplicit, 126);
+      if (recipe.recipe.guard != Guard::kNone) {
+        Vector logits = c.logits.values();
+        for (int64_t k = 0; k < n * n; k += n) logits[k] -= 9;  // The first member's first column.
+        c.logits = Tensor::Of(logits);
+      }
+      CheckBothPrecisions(c, absl::StrCat("implicit through ", recipe.name));
     }
   }
 }
