@@ -99,7 +99,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
     return Kernel::kGeneral;
   }
-  if (plain && !(task.implicit && task.transposed) && task.n <= std::end(kPlainSides)[-1]) return Kernel::kPlain;
+  if (plain && task.n <= std::end(kPlainSides)[-1]) return Kernel::kPlain;
   if (held) return Kernel::kHeld;  // Another where the device cannot.
   return in_registers ? Kernel::kTiles : Kernel::kStream;
 }

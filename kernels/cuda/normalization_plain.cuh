@@ -548,7 +548,17 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       __syncwarp();  // The buffer is free.
     }
     if constexpr (kImplicit) {
-      // 4. The gradient, at the fixed point.
+      // 4. The gradient, at the fixed point. P's own rows come first there.
+      if (transposed) {
+        Way::WriteEach(place, true, lane, n, first, count, buffer, plan);
+        __syncwarp();  // P is there.
+        Way::Read(place, false, lane, n, first, count, buffer, K);
+        __syncwarp();  // The buffer is free.
+#pragma unroll
+        for (int r = 0; r < R; ++r) u[r] = 1;
+#pragma unroll
+        for (int c = 0; c < C; ++c) v[c] = 1;
+      }
       if constexpr (!Traits::kFetches) fetch(task.cotangent, first, incoming);
       Way::Arrived(lane, task.cotangent, n, first, count, incoming);
       if (Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);

@@ -244,6 +244,13 @@ TEST_P(BackwardTest, ImplicitModesEqualUnrolledAtConvergence) {
       CheckBothPrecisions(Batch(5, n, n, Recipes()[0], 400, 0.75, mode, 121),
                           absl::StrCat("implicit, converged, mode ", static_cast<int>(mode)));
     }
+    if (mode == BackwardMode::kImplicitFull) continue;  // No other kernel's where columns come first.
+    for (int64_t n : {3, 4, 8, 11, 12, 16, 20, 24, 32, 47, 64}) {
+      Case c = Batch(5, n, n, Recipes()[1], 400, 0.75, mode, 122);
+      CheckAgainstUnrolled(c, absl::StrCat("implicit, columns first, mode ", static_cast<int>(mode)));
+      const Answer answer = SolveAlone(backend(), c);
+      for (int64_t k = 0; k < 5; ++k) ExpectMatchesRecipe(MemberCase(c, k), MemberAnswer(answer, k, 5));
+    }
   }
 }
 
