@@ -91,6 +91,35 @@ class AttributedLaunch {
   cudaLaunchConfig_t config_ = {};
 };
 
+// ---- Kernels that begin while the one before ends -----------------------------------------------------------------
+
+// Lets a kernel begin early: it calls AwaitKernelBefore before it touches what the one before it in the stream leaves.
+inline cudaLaunchAttribute Overlapping() {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+// Such a kernel. No blocks: no launch.
+template <typename... Parameters, typename... Arguments>
+inline void LaunchOverlapping(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
+                              cudaStream_t stream, const Arguments&... arguments) {
+  if (blocks == 0) return;
+  AttributedLaunch launch(kernel, blocks, threads, smem_bytes, stream);
+  launch.Add(Overlapping());
+  launch.Enqueue(kernel, arguments...);
+}
+__device__ inline void AwaitKernelBefore() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void AllowNextKernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 }  // namespace cuda
 }  // namespace sinkhorn
 

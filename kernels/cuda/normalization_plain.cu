@@ -63,17 +63,12 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
   const bool one = TakesOne(kind, launch) && KernelOf(size, kind, true) != nullptr;
   const int64_t buffers = WithTraits(size, kind, one, [](auto traits) -> int64_t { return traits.kBufferBytes; });
   const int64_t bytes = (buffers + (kind.work == Work::kUnrolled ? history_bytes : 0)) * threads / kThreads;
-  if (blocks == 0) return cudaSuccess;
-  if (!early) {
-    LaunchKernel(KernelOf(size, kind, one), blocks, threads, bytes, stream, launch);
-    return TakeLaunchError();
+  const PlainFunction kernel = KernelOf(size, kind, one);
+  if (early) {
+    LaunchOverlapping(kernel, blocks, threads, bytes, stream, launch);
+  } else {
+    LaunchKernel(kernel, blocks, threads, bytes, stream, launch);
   }
-  AttributedLaunch attributed(KernelOf(size, kind, one), blocks, threads, bytes, stream);
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  attributed.Add(overlap);
-  attributed.Enqueue(KernelOf(size, kind, one), launch);
   return TakeLaunchError();
 }
 

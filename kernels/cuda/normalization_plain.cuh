@@ -11,8 +11,9 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/normalization_plain_gauge.cuh"
 #include "kernels/cuda/normalization_plain_kernels.h"
+#include "kernels/cuda/normalization_plain_reverse.cuh"
 #include "kernels/cuda/normalization_plain_stage.cuh"
-#include "kernels/cuda/normalization_registers.cuh"
+#include "kernels/cuda/normalization_plain_start.cuh"
 #include "kernels/cuda/normalization_tiles_implicit.cuh"
 
 namespace sinkhorn {
@@ -84,250 +85,6 @@ auto WithPlainShape(int size, Body body) {
   }
 }
 
-// ---- Start ----------------------------------------------------------------------------------------------------------
-// K = exp(W - row maximum) in place of W. False: the range is too wide.
-template <class Shape, bool kPadded>
-__device__ inline bool PlainStart(const Task& task, const Place<Shape>& place, float (&K)[Shape::R][Shape::C]) {
-  const auto inside = [&](int r, int c) { return !kPadded || (place.Row(r) < task.n && place.Col(c) < task.n); };
-  float top[Shape::R];
-#pragma unroll
-  for (int r = 0; r < Shape::R; ++r) {
-    top[r] = kPadded ? -FLT_MAX : K[r][0];
-#pragma unroll
-    for (int c = kPadded ? 0 : 1; c < Shape::C; ++c) {
-      if (inside(r, c)) top[r] = fmaxf(top[r], K[r][c]);
-    }
-  }
-  ScatterRows<Shape, Max>(top);
-  GatherRows<Shape>(top);
-  constexpr float kLog2E = 1.4426950408889634f;
-  float lowest = 0, lowest_top = FLT_MAX;  // The former in units of log 2.
-#pragma unroll
-  for (int r = 0; r < Shape::R; ++r) {
-    if (!kPadded || place.Row(r) < task.n) lowest_top = fminf(lowest_top, top[r]);
-    const float shift = -kLog2E * top[r];  // Its rounding scales the row: nothing that u would not undo.
-#pragma unroll
-    for (int c = 0; c < Shape::C; ++c) {
-      const float x = fmaf(kLog2E, K[r][c], shift);
-      if (inside(r, c)) lowest = fminf(lowest, x);
-      K[r][c] = inside(r, c) ? Exp2(x) : place.Row(r) == place.Col(c) ? 1.0f : 0.0f;
-    }
-  }
-  // All logits within the range of their maximum, and above the floor.
-  const bool safe = lowest >= -kLog2E * kPlainRange && lowest_top - kPlainRange > task.floor32;
-  return OverMatrix<Shape, Min>(safe ? 1.0f : 0.0f) > 0;
-}
-
-// Whether a guard, a least number that sums are divided by, acts on none of them, so that members are solved as without
-// it. Two half steps tell: the first sums of rows, which are e^top or more, and those of columns then, which are
-// e^(W - top) / n or more of their every entry. All later ones are means of reciprocals of the sums before, n at most.
-template <class Shape, bool kPadded>
-__device__ inline bool GuardRests(const Task& task, const Place<Shape>& place, const float (&W)[Shape::R][Shape::C]) {
-  const auto inside = [&](int r, int c) { return !kPadded || (place.Row(r) < task.n && place.Col(c) < task.n); };
-  float top[Shape::R], most[Shape::C];
-#pragma unroll
-  for (int r = 0; r < Shape::R; ++r) {
-    top[r] = -FLT_MAX;
-#pragma unroll
-    for (int c = 0; c < Shape::C; ++c) {
-      if (inside(r, c)) top[r] = fmaxf(top[r], W[r][c]);
-    }
-  }
-  ScatterRows<Shape, Max>(top);
-  GatherRows<Shape>(top);
-#pragma unroll
-  for (int c = 0; c < Shape::C; ++c) {
-    most[c] = -FLT_MAX;
-#pragma unroll
-    for (int r = 0; r < Shape::R; ++r) {
-      if (inside(r, c)) most[c] = fmaxf(most[c], W[r][c] - top[r]);
-    }
-  }
-  ScatterCols<Shape, Max>(most);
-  const float guard = logf(static_cast<float>(task.guard_value)), of_column = guard + logf(static_cast<float>(task.n));
-  bool rests = true;
-#pragma unroll
-  for (int r = 0; r < Shape::R; ++r) rests = rests && ((kPadded && place.Row(r) >= task.n) || top[r] > guard);
-#pragma unroll
-  for (int k = 0; k < Shape::kOwn; ++k) {
-    rests = rests && ((kPadded && place.OwnCol(k) >= task.n) || most[k] > of_column);
-  }
-  return OverMatrix<Shape, Min>(rests ? 1.0f : 0.0f) > 0;
-}
-
-// u, the lane's own rows of it, from v.
-template <class Shape>
-__device__ inline void RowStep(const float (&K)[Shape::R][Shape::C], const float (&v)[Shape::C], float (&u)[Shape::R]) {
-  float s[Shape::R];
-  TimesRows<Shape::R, Shape::C>(K, v, s);
-  ScatterRows<Shape>(s);
-  Reciprocals<Shape::kOwn>(s, u);
-}
-
-// ---- Backward -------------------------------------------------------------------------------------------------------
-// A lane's adjoints of log K but for the factor K. Rows that registers have no room for stay in the buffer, in the
-// lane's own places.
-template <class Shape, class Way>
-class Adjoints {
- public:
-  static constexpr int R = Shape::R, C = Shape::C, kKept = Shape::kSize > 32 ? 0 : R;
-
-  // From dL/dP in the buffer.
-  __device__ Adjoints(const Place<Shape>& place, bool transposed, int lane, int n, int64_t first, int count,
-                      float* buffer)
-      : place_(place), transposed_(transposed), buffer_(buffer) {
-    if constexpr (kKept == R) {
-      Way::Read(place, transposed, lane, n, first, count, buffer, kept_);
-    } else {
-      Stage<Shape>::ForTile(place, transposed, [&](int r, int c, int at) {
-        if (r < kKept) kept_[r][c] = buffer[at];
-      });
-    }
-  }
-  // x = body(r, c, x) for all entries, row by row.
-  template <class Body>
-  __device__ void ForEach(Body body) {
-#pragma unroll
-    for (int r = 0; r < kKept; ++r) {
-#pragma unroll
-      for (int c = 0; c < C; ++c) kept_[r][c] = body(r, c, kept_[r][c]);
-    }
-    if constexpr (kKept == R) return;
-    if (transposed_) {
-      Stage<Shape>::ForTile(place_, true, [&](int r, int c, int at) {
-        if (r >= kKept) buffer_[at] = body(r, c, buffer_[at]);
-      });
-      return;
-    }
-    Stage<Shape>::template ForRuns<2>(place_, [&](int r, int c, int at) {
-      if (r < kKept) return;
-      float2* const pair = reinterpret_cast<float2*>(buffer_ + at);
-      float2 x = *pair;
-      x.x = body(r, c, x.x);
-      x.y = body(r, c + 1, x.y);
-      *pair = x;
-    });
-  }
-  // All of it, where registers have room.
-  __device__ float (&Kept())[R][C] {
-    static_assert(kKept == R, "some is in the buffer");
-    return kept_;
-  }
-  // To `buffer`, all of it; where some is in the buffer that it came in, that is the one.
-  __device__ void Write(int lane, int n, int64_t first, int count, float* buffer) {
-    if constexpr (kKept == R) {
-      Way::WriteEach(place_, transposed_, lane, n, first, count, buffer, [&](int r, int c) { return kept_[r][c]; });
-    } else {
-      Stage<Shape>::ForTile(place_, transposed_, [&](int r, int c, int at) {
-        if (r < kKept) buffer_[at] = kept_[r][c];
-      });
-    }
-  }
-
- private:
-  const Place<Shape>& place_;
-  const bool transposed_;
-  float* const buffer_;
-  float kept_[kKept > 0 ? kKept : 1][C];
-};
-
-// The adjoints of the last step, in place of the cotangents. row_bar, col_bar: of what the lane owns. Roundings are
-// spelled out: all instances have the same.
-template <class Shape, bool kPadded, class Way>
-__device__ inline void LastAdjoints(const Place<Shape>& place, int n, const float (&K)[Shape::R][Shape::C],
-                                    const float (&u)[Shape::R], const float (&v)[Shape::C], Adjoints<Shape, Way>* G,
-                                    float (&row_bar)[Shape::R], float (&col_bar)[Shape::C]) {
-  G->ForEach([&](int r, int c, float cotangent) {
-    const bool inside = !kPadded || Shape::kSize > 32 || (place.Row(r) < n && place.Col(c) < n);
-    const float g = inside ? __fmul_rn(cotangent, __fmul_rn(u[r], v[c])) : 0.0f, bar = __fmul_rn(g, K[r][c]);
-    row_bar[r] = c == 0 ? bar : row_bar[r] + bar;
-    col_bar[c] = r == 0 ? bar : col_bar[c] + bar;
-    return g;
-  });
-  ScatterRows<Shape>(row_bar);
-  ScatterCols<Shape>(col_bar);
-}
-
-// The iterations backward. u, v: of the last iteration. add(t, u, x, v, y): G loses u_t y_t^T + x_t v_(t-1)^T; of each
-// the first kOwn are the lane's own.
-template <class Shape, class Memory, class Add>
-__device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Memory& history, int iterations,
-                                    float (&u)[Shape::R], float (&v)[Shape::C], float (&row_bar)[Shape::R],
-                                    float (&col_bar)[Shape::C], Add add) {
-  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
-  float v_own[kOwn];
-#pragma unroll
-  for (int k = 0; k < kOwn; ++k) v_own[k] = v[k];
-#pragma unroll Shape::kLanes == 1 ? 2 : 1
-  for (int t = iterations; t >= 1; --t) {
-    float x[R], y[C], s[R], q[C];
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) y[k] = col_bar[k] * v_own[k];
-    if constexpr (Memory::kHasU) history.GetU(t, u);
-    history.GetV(t - 1, v);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) v_own[k] = v[k];
-    GatherCols<Shape>(y);
-    GatherCols<Shape>(v);
-    if constexpr (!Memory::kHasU) RowStep<Shape>(K, v, u);
-    GatherRows<Shape>(u);
-    TimesRows<R, C>(K, y, s);
-    ScatterRows<Shape>(s);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      x[k] = __fmul_rn(fmaf(-u[k], s[k], row_bar[k]), u[k]);
-      row_bar[k] = 0;
-    }
-    GatherRows<Shape>(x);
-    TimesCols<R, C>(K, x, q);
-    ScatterCols<Shape>(q);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) col_bar[k] = -v_own[k] * q[k];
-    add(t, u, x, v, y);
-  }
-}
-
-// G of all iterations at once. vectors: their x and y.
-template <class Shape, class Memory>
-__device__ inline void AddIterations(const Memory& history, const Memory& vectors, int iterations,
-                                     float (&G)[Shape::R][Shape::C]) {
-  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
-  float next_x[R], next_y[C];  // On their way.
-  vectors.GetU(iterations, next_x);
-  vectors.GetV(iterations, next_y);
-#pragma unroll 1
-  for (int t = iterations; t >= 1; --t) {
-    float u[R], x[R], v[C], y[C];
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      x[k] = next_x[k];
-      y[k] = next_y[k];
-    }
-    history.GetU(t, u);
-    history.GetV(t - 1, v);
-    if (t > 1) {
-      vectors.GetU(t - 1, next_x);
-      vectors.GetV(t - 1, next_y);
-    }
-    GatherRows<Shape>(u);
-    GatherRows<Shape>(x);
-    GatherCols<Shape>(v);
-    GatherCols<Shape>(y);
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int c = 0; c < C; ++c) G[r][c] = fmaf(-u[r], y[c], fmaf(-x[r], v[c], G[r][c]));
-    }
-  }
-}
-
-// Puts x in the place of y, which it returns.
-__device__ inline float Exchanged(float* y, float x) {
-  const float old = *y;
-  *y = x;
-  return old;
-}
-
 // ---- The implicit modes ---------------------------------------------------------------------------------------------
 // In float64 where registers have room for it.
 template <class Shape>
@@ -363,20 +120,10 @@ __device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& pl
 // ---- Launches that overlap ------------------------------------------------------------------------------------------
 // A launch may start while the last blocks of that before are at work. What it shares nothing with it does not wait for
 // until it ends, so that whatever comes behind finds all of them done; else it waits before it touches memory.
-__device__ inline void LetDependentsStart() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ inline void AwaitLaunchBefore() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 // Before the first access to what other launches may have written, or may read.
 __device__ inline void AwaitMemory(const LaunchOf& launch) {
-  if (!launch.independent) AwaitLaunchBefore();
-  if (launch.lets_next_begin) LetDependentsStart();  // Not before what this one waits for has ended.
+  if (!launch.independent) AwaitKernelBefore();
+  if (launch.lets_next_begin) AllowNextKernel();  // Not before what this one waits for has ended.
 }
 
 // ---- The kernel -----------------------------------------------------------------------------------------------------
@@ -471,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     }
     // By each matrix's own logits, whatever its neighbours do.
     bool rests = true;
-    if constexpr (!kOne) rests = task.guard == Guard::kNone || GuardRests<Shape, kPadded>(task, here(), K);
+    if constexpr (!kOne) rests = task.guard == Guard::kNone || GuardRests<Shape>(task, here(), K);
     float u[R], v[C], s[R], q[C];
     bool gauged = false;
     if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart<!kUnrolled>(task.floor32, K, v);
@@ -541,24 +288,22 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         !kMayFail && !(kUnrolled && Shape::kSize == 24);  // Later registers are the better for it.
     if constexpr (kSettles) settle();
     if constexpr (!kOne) StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
-    if (kOne || task.plan.data != nullptr) {
+    const bool wants_plan = kOne || task.plan.data != nullptr, turns = kImplicit && transposed;
+    if (wants_plan || turns) {
       Way::WriteEach(place, transposed, lane, n, first, count, buffer, plan);
       __syncwarp();  // P is there.
-      Way::Store(lane, task.plan, n, first, count, buffer);
-      __syncwarp();  // The buffer is free.
-    }
-    if constexpr (kImplicit) {
-      // 4. The gradient, at the fixed point. P's own rows come first there.
-      if (transposed) {
-        Way::WriteEach(place, true, lane, n, first, count, buffer, plan);
-        __syncwarp();  // P is there.
+      if (wants_plan) Way::Store(lane, task.plan, n, first, count, buffer);
+      if (turns) {  // The gradient is of P's own rows.
         Way::Read(place, false, lane, n, first, count, buffer, K);
-        __syncwarp();  // The buffer is free.
 #pragma unroll
         for (int r = 0; r < R; ++r) u[r] = 1;
 #pragma unroll
         for (int c = 0; c < C; ++c) v[c] = 1;
       }
+      __syncwarp();  // The buffer is free.
+    }
+    if constexpr (kImplicit) {
+      // 4. The gradient, at the fixed point.
       if constexpr (!Traits::kFetches) fetch(task.cotangent, first, incoming);
       Way::Arrived(lane, task.cotangent, n, first, count, incoming);
       if (Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
@@ -618,9 +363,9 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       __syncwarp();  // The buffer is free.
     }
   });
-  LetDependentsStart();
+  AllowNextKernel();
   StoreTally(task, block, tally);
-  AwaitLaunchBefore();
+  AwaitKernelBefore();
 }
 
 // Null: there is none.

@@ -22,38 +22,12 @@ namespace cuda {
 
 // ---- Kernels that begin while the one before ends -----------------------------------------------------------------
 
-// Lets a kernel begin early: it calls AwaitKernelBefore before it touches what the one before it in the stream leaves.
-inline cudaLaunchAttribute Overlapping() {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  return attribute;
-}
-// Such a kernel. No blocks: no launch.
-template <typename... Parameters, typename... Arguments>
-inline void LaunchOverlapping(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
-                              cudaStream_t stream, const Arguments&... arguments) {
-  if (blocks == 0) return;
-  AttributedLaunch launch(kernel, blocks, threads, smem_bytes, stream);
-  launch.Add(Overlapping());
-  launch.Enqueue(kernel, arguments...);
-}
-// The same where Hopper's code is in use; elsewhere a plain launch.
+// LaunchOverlapping where Hopper's code is in use; elsewhere a plain launch.
 template <typename... Parameters, typename... Arguments>
 inline void LaunchNext(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
                        cudaStream_t stream, const Arguments&... arguments) {
   return HasHopperKernels() ? LaunchOverlapping(kernel, blocks, threads, smem_bytes, stream, arguments...)
                             : LaunchKernel(kernel, blocks, threads, smem_bytes, stream, arguments...);
-}
-__device__ inline void AwaitKernelBefore() {
-#if SINKHORN_HOPPER
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ inline void AllowNextKernel() {
-#if SINKHORN_HOPPER
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 #if SINKHORN_HOPPER
