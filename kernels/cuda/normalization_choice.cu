@@ -92,14 +92,15 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool alike = task.n == task.m && !task.has_dustbin && !task.own_marginals && !task.softmax &&
                      task.offset == 0 && task.tolerance == 0 && packed;
   const bool unguarded = task.guard == Guard::kNone;
-  const bool plain = alike && (unguarded || (task.guard == Guard::kMax && task.guard_value <= kPlainGuardMost));
+  const bool plain = alike && task.n <= std::end(kPlainSides)[-1] &&
+                     (unguarded || (task.guard == Guard::kMax && task.guard_value <= kPlainGuardMost));
   const bool held = alike && unguarded && !task.transposed;
-  const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || held);
+  const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
     return Kernel::kGeneral;
   }
-  if (plain && task.n <= std::end(kPlainSides)[-1]) return Kernel::kPlain;
+  if (plain) return Kernel::kPlain;
   if (held) return Kernel::kHeld;  // Another where the device cannot.
   return in_registers ? Kernel::kTiles : Kernel::kStream;
 }
