@@ -1,4 +1,4 @@
-// A kernel on a stream, with dynamic shared memory if it wants any.
+// A kernel on a stream, with dynamic shared memory if it wants any, and beginning early if it may.
 #ifndef SINKHORN_KERNELS_CUDA_LAUNCH_CUH_
 #define SINKHORN_KERNELS_CUDA_LAUNCH_CUH_
 

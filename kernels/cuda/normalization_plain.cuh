@@ -119,8 +119,8 @@ __device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& pl
 
 // ---- Launches that overlap ------------------------------------------------------------------------------------------
 // A launch may start while the last blocks of that before are at work. What it shares nothing with it does not wait for
-// until it ends, so that whatever comes behind finds all of them done; else it waits before it touches memory.
-// Before the first access to what other launches may have written, or may read.
+// until it ends, so that whatever comes behind finds all of them done; else it waits here, before it first touches what
+// others may have written, or may read.
 __device__ inline void AwaitMemory(const LaunchOf& launch) {
   if (!launch.independent) AwaitKernelBefore();
   if (launch.lets_next_begin) AllowNextKernel();  // Not before what this one waits for has ended.
