@@ -122,7 +122,8 @@ struct Key {
   int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
     const auto tie = [](const Key& key) {
-      return std::tie(key.kernel, key.size, key.plain.work, key.plain.is_short, key.ranks, key.threads);
+      const PlainKind& plain = key.plain;
+      return std::tie(key.kernel, key.size, plain.work, plain.is_short, plain.softmax, key.ranks, key.threads);
     };
     return tie(*this) < tie(other);
   }
@@ -136,8 +137,9 @@ Key KeyOf(const NormalizationResident& resident) {
   const Work work = resident.task.unrolled            ? Work::kUnrolled
                     : whole && resident.task.implicit ? Work::kImplicit
                                                       : Work::kForward;
-  const PlainKind plain = {work, kernel == Kernel::kPlain && IsShort(resident.task), resident.shape.padded};
-  return {kernel, resident.shape.size, plain, resident.shape.ranks, 0};
+  const bool plain = kernel == Kernel::kPlain;
+  const PlainKind kind = {work, plain && IsShort(resident.task), resident.shape.padded, plain && resident.task.softmax};
+  return {kernel, resident.shape.size, kind, resident.shape.ranks, 0};
 }
 
 // The task of the next launch. False: the problem has failed.

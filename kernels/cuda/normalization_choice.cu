@@ -14,8 +14,9 @@ namespace {
 constexpr int64_t kWorkspaceLimit = int64_t{1} << 30;  // Of the slots of one problem.
 constexpr int64_t kSlotsPerMultiprocessor = 4;
 constexpr int64_t kStaticSharedBytes = 4 << 10;  // Of any kernel.
-// Guards of the plain kernels, at most: they must be less than 1 / 64, as GuardRests says.
-constexpr double kPlainGuardMost = 1e-3;
+// Guards of the plain kernels, at most: they must be less than 1 / 64, as GuardRests says; and, added, such that the
+// square of 32 of them is nothing to float32 (normalization_plain_softmax.cuh, for the offset too).
+constexpr double kPlainGuardMost = 1e-3, kPlainAddMost = 1e-5, kPlainOffsetLeast = 1e-16;
 
 // That a block may have.
 int64_t SharedBytes(const DeviceInfo& device) {
@@ -89,12 +90,15 @@ bool IsShort(const Task& task) { return SizeOf(task.logits.dtype) == 2; }
 Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool in_registers = std::max(task.n, task.m) <= kRegisterSide;
   const bool packed = !task.logits.shared && !task.cotangent.shared && IsUniform(task);
-  const bool alike = task.n == task.m && !task.has_dustbin && !task.own_marginals && !task.softmax &&
-                     task.offset == 0 && task.tolerance == 0 && packed;
-  const bool unguarded = task.guard == Guard::kNone;
-  const bool plain = alike && task.n <= std::end(kPlainSides)[-1] &&
+  const bool alike = task.n == task.m && !task.has_dustbin && !task.own_marginals && task.tolerance == 0 && packed;
+  const bool bare = !task.softmax && task.offset == 0, unguarded = task.guard == Guard::kNone;
+  const bool rests = bare && task.n <= std::end(kPlainSides)[-1] &&
                      (unguarded || (task.guard == Guard::kMax && task.guard_value <= kPlainGuardMost));
-  const bool held = alike && unguarded && !task.transposed;
+  const bool adds = task.softmax && task.n <= kSoftmaxSide && task.offset >= kPlainOffsetLeast && task.offset <= 1 &&
+                    task.floor32 == std::numeric_limits<float>::lowest() &&
+                    (unguarded || (task.guard == Guard::kAdd && task.guard_value <= kPlainAddMost));
+  const bool plain = alike && (rests || adds);
+  const bool held = alike && bare && unguarded && !task.transposed;
   const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
@@ -164,7 +168,7 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
   }
   if (plain) {
     const Work work = task.unrolled ? Work::kUnrolled : task.implicit ? Work::kImplicit : Work::kForward;
-    const PlainKind kind = {work, IsShort(task), shape->padded};
+    const PlainKind kind = {work, IsShort(task), shape->padded, task.softmax};
     const int64_t fitting = multiprocessors * PlainBlocks(shape->size, kind, shape->shared_bytes);
     at_a_time = shape->first_slot_bytes > 0 ? std::min(at_a_time, fitting) : fitting;
   }

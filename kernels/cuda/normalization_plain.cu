@@ -11,7 +11,19 @@ namespace cuda {
 namespace normalization {
 namespace {
 
+PlainFunction SoftmaxKernelOf(int size, const PlainKind& kind, bool one) {
+  switch (kind.work) {
+    case Work::kForward:
+      return (kind.is_short ? SoftmaxForwardShort : SoftmaxForward)(size, one);
+    case Work::kUnrolled:
+      return (kind.is_short ? SoftmaxBackwardShort : SoftmaxBackward)(size, one);
+    case Work::kImplicit:
+      return (kind.is_short ? SoftmaxImplicitShort : SoftmaxImplicit)(size, one);
+  }
+  return nullptr;
+}
 PlainFunction KernelOf(int size, const PlainKind& kind, bool one) {
+  if (kind.softmax) return SoftmaxKernelOf(size, kind, one);
   switch (kind.work) {
     case Work::kForward:
       return (kind.is_short ? PlainForwardShort : PlainForward)(size, one);
@@ -28,31 +40,36 @@ bool TakesOne(const PlainKind& kind, const LaunchOf& launch) {
   const Task& task = launch.only;
   const bool plan_alone =
       task.plan.data != nullptr && task.row_sums.data == nullptr && task.column_sums.data == nullptr;
-  return launch.tasks == nullptr && !kind.padded && !task.transposed && plan_alone && task.guard == Guard::kNone;
+  const bool unguarded = kind.softmax || task.guard == Guard::kNone;
+  return launch.tasks == nullptr && !kind.padded && !task.transposed && plan_alone && unguarded;
 }
 
-template <class Shape, Work kWork, class Body>
+template <class Shape, Work kWork, bool kSoftmax, class Body>
 auto WithTraitsOf(bool is_short, bool one, Body body) {
   if constexpr (HasOne<Shape>) {
-    if (one && is_short) return body(PlainTraits<Shape, kWork, true, true>());
-    if (one) return body(PlainTraits<Shape, kWork, false, true>());
+    if (one && is_short) return body(PlainTraits<Shape, kWork, true, true, kSoftmax>());
+    if (one) return body(PlainTraits<Shape, kWork, false, true, kSoftmax>());
   }
-  if (is_short) return body(PlainTraits<Shape, kWork, true, false>());
-  return body(PlainTraits<Shape, kWork, false, false>());
+  if (is_short) return body(PlainTraits<Shape, kWork, true, false, kSoftmax>());
+  return body(PlainTraits<Shape, kWork, false, false, kSoftmax>());
+}
+template <class Shape, bool kSoftmax, class Body>
+auto WithTraitsOf(const PlainKind& kind, bool one, Body body) {
+  switch (kind.work) {
+    case Work::kForward:
+      return WithTraitsOf<Shape, Work::kForward, kSoftmax>(kind.is_short, one, body);
+    case Work::kUnrolled:
+      return WithTraitsOf<Shape, Work::kUnrolled, kSoftmax>(kind.is_short, one, body);
+    default:
+      return WithTraitsOf<Shape, Work::kImplicit, kSoftmax>(kind.is_short, one, body);
+  }
 }
 // Runs body(Traits) for an instance.
 template <class Body>
 auto WithTraits(int size, const PlainKind& kind, bool one, Body body) {
   return WithPlainShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    switch (kind.work) {
-      case Work::kForward:
-        return WithTraitsOf<Shape, Work::kForward>(kind.is_short, one, body);
-      case Work::kUnrolled:
-        return WithTraitsOf<Shape, Work::kUnrolled>(kind.is_short, one, body);
-      default:
-        return WithTraitsOf<Shape, Work::kImplicit>(kind.is_short, one, body);
-    }
+    return kind.softmax ? WithTraitsOf<Shape, true>(kind, one, body) : WithTraitsOf<Shape, false>(kind, one, body);
   });
 }
 
@@ -75,13 +92,13 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
 int64_t PlainHistoryBytes(int size, int32_t iterations) {
   return WithPlainShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    return HistoryBytes<Shape>(PlainTraits<Shape, Work::kUnrolled, false, false>::kHistoryVectors, iterations);
+    return HistoryBytes<Shape>(PlainTraits<Shape, Work::kUnrolled, false, false, false>::kHistoryVectors, iterations);
   });
 }
 int64_t PlainWaitingBytes(int size, int32_t iterations) {
   return WithPlainShape(size, [&](auto shape) -> int64_t {
     using Shape = decltype(shape);
-    return PlainTraits<Shape, Work::kUnrolled, false, false>::kDefers ? HistoryBytes<Shape>(2, iterations) : 0;
+    return PlainTraits<Shape, Work::kUnrolled, false, false, false>::kDefers ? HistoryBytes<Shape>(2, iterations) : 0;
   });
 }
 int PlainBlocks(int size, const PlainKind& kind, int64_t history_bytes) {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/normalization_plain_gauge.cuh"
 #include "kernels/cuda/normalization_plain_kernels.h"
 #include "kernels/cuda/normalization_plain_reverse.cuh"
+#include "kernels/cuda/normalization_plain_softmax.cuh"
 #include "kernels/cuda/normalization_plain_stage.cuh"
 #include "kernels/cuda/normalization_plain_start.cuh"
 #include "kernels/cuda/normalization_tiles_implicit.cuh"
@@ -23,7 +24,7 @@ namespace normalization {
 // ---- Choices --------------------------------------------------------------------------------------------------------
 // kOne: one problem of whole tiles, its rows first, P wanted and nothing besides, whose task is read in the kernel's
 // parameters. Of little code, too: a first execution waits for it. Else any number, of any size up to the tile's.
-template <class Shape, Work kWork, bool kShort, bool kOne>
+template <class Shape, Work kWork, bool kShort, bool kOne, bool kSoftmax>
 struct PlainTraits {
   static constexpr bool kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   // Where a lane owns three rows or four, their scalings u_t take more memory than time: made again from v_(t-1).
@@ -54,7 +55,7 @@ struct PlainTraits {
                                  : Shape::kSize == 20 ? 2
                                  : Shape::kSize == 24 ? (kUnrolled ? 2 : 3)
                                  : kUnrolled          ? 3
-                                 : Shape::kSize == 12 ? 5
+                                 : Shape::kSize == 12 ? (kSoftmax ? 4 : 5)
                                                       : (kOne && Shape::kSize != 16 && !kShort ? 5 : 4);
 };
 
@@ -92,7 +93,7 @@ using ImplicitFloat = std::conditional_t<(Shape::kSize > 32), float, double>;
 template <class Shape>
 constexpr bool ImplicitMayFail = Solving<ImplicitFloat<Shape>>::kLeastCurvature > 0;
 
-// dL/dlogits in place of dL/dP in the buffer. plan(r, c): P. infinite: not 0 if some of it is not finite. False: too
+// dL/dlog K in place of dL/dP in the buffer. plan(r, c): P. infinite: not 0 if some of it is not finite. False: too
 // ill-conditioned.
 template <class Shape, class Way, class Plan>
 __device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& place, int lane, int n, int64_t first,
@@ -137,14 +138,14 @@ __device__ inline const Task& TaskFrom(const LaunchOf& launch, const Task& copy)
 }
 
 // kShort: tensors of 2 bytes an element, else float32.
-template <class Shape, Work kWork, bool kShort, bool kOne>
-__global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kOne>::kBlocks)
+template <class Shape, Work kWork, bool kShort, bool kOne, bool kSoftmax>
+__global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kOne, kSoftmax>::kBlocks)
     PlainKernel(const __grid_constant__ LaunchOf launch) {
   if constexpr (kWork == Work::kUnrolled) AwaitMemory(launch);
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kPadded = !kOne, kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
-  using Traits = PlainTraits<Shape, kWork, kShort, kOne>;
-  constexpr bool kMayBeGauged = MayBeGauged<Shape>, kPlanned = kMayBeGauged && !kUnrolled;
+  using Traits = PlainTraits<Shape, kWork, kShort, kOne, kSoftmax>;
+  constexpr bool kMayBeGauged = !kSoftmax && MayBeGauged<Shape>, kPlanned = kMayBeGauged && !kUnrolled;
   using Way = PlainStage<Shape, kShort, kPadded>;
   __shared__ Task copy;
   int block = blockIdx.x;
@@ -157,6 +158,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   const auto here = [&] { return Way::kPacked ? Place<Shape>(Opaque(lane)) : place; };
   const bool transposed = !kOne && task.transposed;
   const int iterations = task.iterations;
+  const float guard = kSoftmax && task.guard != Guard::kNone ? static_cast<float>(task.guard_value) : 0.0f;
   float* const shared = reinterpret_cast<float*>(DynamicShared());
   float* const buffer = shared + warp * Traits::kBuffers * Traits::kBufferFloats;
   float* const incoming = buffer + (Traits::kBuffers - 1) * Traits::kBufferFloats;
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   };
   const auto fetch = [&](const Tensor& tensor, int64_t first, float* to) { fetch_after([] {}, tensor, first, to); };
 
-  if constexpr (kUnrolled && !kMayBeGauged) {
+  if constexpr (kUnrolled && !kSoftmax && !kMayBeGauged) {
     float ones[kOwn];  // The scalings before the first iteration.
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) ones[k] = 1;
@@ -218,11 +220,11 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     }
     // By each matrix's own logits, whatever its neighbours do.
     bool rests = true;
-    if constexpr (!kOne) rests = task.guard == Guard::kNone || GuardRests<Shape>(task, here(), K);
+    if constexpr (!kOne && !kSoftmax) rests = task.guard == Guard::kNone || GuardRests<Shape>(task, here(), K);
     float u[R], v[C], s[R], q[C];
     bool gauged = false;
     if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart<!kUnrolled>(task.floor32, K, v);
-    const bool safe = (gauged || PlainStart<Shape, kPadded>(task, here(), K)) && rests;
+    const bool safe = (gauged || StartOf<Shape, kPadded, kSoftmax>(task, here(), K)) && rests;
 
     // 2. Iterations. u and v: the first kOwn are the lane's own. kPlanned: K becomes P here or below.
     if constexpr (kMayBeGauged) {
@@ -234,7 +236,11 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         }
       }
     }
-    if (!gauged) {
+    if constexpr (kSoftmax) {
+      SoftmaxIterate<Shape>(K, guard, iterations, u, v, q, [&](int t, auto& u, auto& v) {
+        if constexpr (kUnrolled) history.Put(t, u, v);
+      });
+    } else if (!gauged) {
 #pragma unroll
       for (int c = 0; c < C; ++c) v[c] = 1;
       if constexpr (kUnrolled && kMayBeGauged) history.Put(0, nullptr, v);
@@ -249,6 +255,18 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         GatherCols<Shape>(v);
       }
     }
+
+    // Those of the next members; a softmax's own come once more before.
+    const auto fetch_logits = [&](bool again) {
+      fetch(task.logits, again ? first : first + MemberStep<Shape>(task), logits_buffer);
+    };
+    const auto chain_to_logits = [&](auto of_log, auto& G) {
+      Way::Arrived(lane, task.logits, n, first, count, logits_buffer);
+      Way::Read(place, false, lane, n, first, count, logits_buffer, K);
+      __syncwarp();  // The buffer is free.
+      if constexpr (Traits::kFetches) fetch_logits(false);
+      SoftmaxChain<Shape, kPadded, decltype(of_log)::value>(task, here(), K, G);
+    };
 
     // 3. P and its sums.
     const auto scaled = [&](int r, int c) { return K[r][c] * u[r] * v[c]; };
@@ -307,9 +325,16 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       if constexpr (!Traits::kFetches) fetch(task.cotangent, first, incoming);
       Way::Arrived(lane, task.cotangent, n, first, count, incoming);
       if (Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
-      if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
+      if constexpr (kSoftmax || Traits::kFetches) fetch_logits(kSoftmax);
       float infinite = 0;
       good &= ReviseToImplicit<Shape, Way>(task, here(), lane, n, first, count, plan, incoming, &infinite);
+      if constexpr (kSoftmax) {
+        float G[R][C];
+        __syncwarp();  // dL/dlog K is there.
+        Way::Visit(place, lane, n, first, count, incoming, [&](int r, int c, float g) { G[r][c] = g; });
+        chain_to_logits(std::true_type(), G);
+        Way::WriteEach(place, false, lane, n, first, count, incoming, [&](int r, int c) { return G[r][c]; });
+      }
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
       __syncwarp();  // The gradient is there.
       Way::Store(lane, task.gradient, n, first, count, incoming);
@@ -324,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       if (kPadded && Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
       Adjoints<Shape, Way> G(place, transposed, lane, n, first, count, incoming);
       __syncwarp();  // The buffer is free, but for G's own.
-      if constexpr (Traits::kFetches) fetch(task.logits, first + MemberStep<Shape>(task), logits_buffer);
+      if constexpr (kSoftmax || Traits::kFetches) fetch_logits(kSoftmax);
       LastAdjoints<Shape, kPadded>(here(), n, K, u, v, &G, row_bar, col_bar);
       float infinite = 0;
       const auto watched = [&](float gradient) {
@@ -332,7 +357,15 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         return gradient;
       };
       const auto last = [&](float g, float k) { return watched(__fmul_rn(g, k)); };
-      if constexpr (Traits::kDefers) {
+      const auto add = [&](int, auto& u, auto& x, auto& v, auto& y) {
+        G.ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
+      };
+      if constexpr (kSoftmax) {
+        SoftmaxReverse<Shape>(K, guard, history, iterations, u, v, row_bar, col_bar, add);
+        // 5. The gradient.
+        chain_to_logits(std::false_type(), G.Kept());
+        G.ForEach([&](int, int, float gradient) { return watched(gradient); });
+      } else if constexpr (Traits::kDefers) {
         History<kOwn> vectors(slot);
         ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar,
                             [&](int t, auto&, auto& x, auto&, auto& y) { vectors.Put(t, x, y); });
@@ -348,10 +381,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
           }
         }
         if (!gauged) {
-          ReversePlain<Shape>(
-              K, history, iterations, u, v, row_bar, col_bar, [&](int, auto& u, auto& x, auto& v, auto& y) {
-                G.ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
-              });
+          ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar, add);
           // 5. The gradient.
           G.ForEach([&](int r, int c, float g) { return last(g, K[r][c]); });
         }
@@ -369,17 +399,17 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
 }
 
 // Null: there is none.
-template <Work kWork, bool kShort>
+template <Work kWork, bool kShort, bool kSoftmax>
 PlainFunction PlainKernelOf(int size, bool one) {
   return WithPlainShape(size, [&](auto shape) -> PlainFunction {
     using Shape = decltype(shape);
-    if constexpr (kWork != Work::kForward && Shape::kSize == 20) {
+    if constexpr ((kWork != Work::kForward && Shape::kSize == 20) || (kSoftmax && Shape::kSize > kSoftmaxSide)) {
       return nullptr;
     } else {
       if constexpr (HasOne<Shape>) {
-        if (one) return PlainKernel<Shape, kWork, kShort, true>;
+        if (one) return PlainKernel<Shape, kWork, kShort, true, kSoftmax>;
       }
-      return one ? nullptr : PlainKernel<Shape, kWork, kShort, false>;
+      return one ? nullptr : PlainKernel<Shape, kWork, kShort, false, kSoftmax>;
     }
   });
 }

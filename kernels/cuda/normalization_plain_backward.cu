@@ -6,7 +6,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainBackward(int size, bool one) { return PlainKernelOf<Work::kUnrolled, false>(size, one); }
+PlainFunction PlainBackward(int size, bool one) { return PlainKernelOf<Work::kUnrolled, false, false>(size, one); }
 
 }  // namespace normalization
 }  // namespace cuda

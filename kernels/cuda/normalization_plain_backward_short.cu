@@ -6,7 +6,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainBackwardShort(int size, bool one) { return PlainKernelOf<Work::kUnrolled, true>(size, one); }
+PlainFunction PlainBackwardShort(int size, bool one) { return PlainKernelOf<Work::kUnrolled, true, false>(size, one); }
 
 }  // namespace normalization
 }  // namespace cuda

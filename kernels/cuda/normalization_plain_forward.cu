@@ -6,7 +6,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainForward(int size, bool one) { return PlainKernelOf<Work::kForward, false>(size, one); }
+PlainFunction PlainForward(int size, bool one) { return PlainKernelOf<Work::kForward, false, false>(size, one); }
 
 }  // namespace normalization
 }  // namespace cuda

@@ -6,7 +6,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainForwardShort(int size, bool one) { return PlainKernelOf<Work::kForward, true>(size, one); }
+PlainFunction PlainForwardShort(int size, bool one) { return PlainKernelOf<Work::kForward, true, false>(size, one); }
 
 }  // namespace normalization
 }  // namespace cuda

@@ -6,7 +6,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainImplicit(int size, bool one) { return PlainKernelOf<Work::kImplicit, false>(size, one); }
+PlainFunction PlainImplicit(int size, bool one) { return PlainKernelOf<Work::kImplicit, false, false>(size, one); }
 
 }  // namespace normalization
 }  // namespace cuda

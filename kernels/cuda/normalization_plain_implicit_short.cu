@@ -6,7 +6,7 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainImplicitShort(int size, bool one) { return PlainKernelOf<Work::kImplicit, true>(size, one); }
+PlainFunction PlainImplicitShort(int size, bool one) { return PlainKernelOf<Work::kImplicit, true, false>(size, one); }
 
 }  // namespace normalization
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// The instances of the plain recipes' kernel: six files, so that they are compiled side by side.
+// The instances of the plain kernel: twelve files, so that they are compiled side by side.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
 
@@ -17,6 +17,13 @@ PlainFunction PlainBackward(int size, bool one);
 PlainFunction PlainBackwardShort(int size, bool one);
 PlainFunction PlainImplicit(int size, bool one);
 PlainFunction PlainImplicitShort(int size, bool one);
+// Of recipes that begin with a softmax.
+PlainFunction SoftmaxForward(int size, bool one);
+PlainFunction SoftmaxForwardShort(int size, bool one);
+PlainFunction SoftmaxBackward(int size, bool one);
+PlainFunction SoftmaxBackwardShort(int size, bool one);
+PlainFunction SoftmaxImplicit(int size, bool one);
+PlainFunction SoftmaxImplicitShort(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -172,6 +172,48 @@ TEST_P(BackwardTest, UnrolledRangesOfFours) {
   }
 }
 
+// Softmax recipes of squares, for which kernels may take another arithmetic where the guard is small: rows that end in
+// one entry, columns that none of them has, so that u and v are as far from 1 as the offset lets them; on both sides of
+// what is small. The plan as well, with a backward and without; members of which most go out to the edge.
+TEST_P(BackwardTest, UnrolledSoftmaxOfSquares) {
+  const auto softmax = [](double offset, Guard guard, double value) {
+    Recipe recipe = DeepSeekRecipe();
+    recipe.offset = offset;
+    recipe.guard = guard;
+    recipe.guard_value = value;
+    return recipe;
+  };
+  for (const NamedRecipe& recipe :
+       {NamedRecipe{"DEEPSEEK", DeepSeekRecipe()}, NamedRecipe{"guard 1e-5", softmax(1e-4, Guard::kAdd, 1e-5)},
+        NamedRecipe{"guard 1.1e-5", softmax(1e-4, Guard::kAdd, 1.1e-5)},
+        NamedRecipe{"no guard", softmax(1e-6, Guard::kNone, 0)},
+        NamedRecipe{"no offset", softmax(0, Guard::kAdd, 1e-6)}}) {
+    for (int64_t n : {1, 3, 4, 7, 8, 11, 12, 16, 20, 24, 31, 32}) {
+      Random random(73);
+      Vector logits;
+      int64_t count = 0;
+      for (double far : {0.0, 3.0, 9.0, 16.0, 28.0, 45.0, 400.0}) {
+        for (int which = 0; which < 3; ++which, ++count) {  // Rows end in one column; in one each; a column has none.
+          for (int64_t k = 0; k < n * n; ++k) {
+            const int64_t i = k / n, j = k % n;
+            const bool is_far = which == 0 ? j == n / 2 : which == 1 ? j == (i + 1) % n : j == n - 1;
+            logits.push_back(random.Normal() + (is_far ? (which == 2 ? -far : far) : 0));
+          }
+        }
+      }
+      for (int iterations : {1, 2, 3, 20}) {
+        if (iterations != 20 && n != 4 && n != 11 && n != 32) continue;
+        Case c = Batch(count, n, n, recipe, iterations, 1, BackwardMode::kUnrolled, 74);
+        c.logits = Tensor::Of(logits);
+        CheckAgainstUnrolled(c, "STRICT unrolled, softmax of squares");
+        CheckPlan(c);
+        c.cotangent = Tensor();
+        CheckPlan(c);
+      }
+    }
+  }
+}
+
 TEST_P(BackwardTest, UnrolledWithMarginalsAndDustbin) {
   for (const NamedRecipe& recipe : Recipes()) {
     for (int64_t n : {4, 7, 35}) {

@@ -1,0 +1,199 @@
+// The plain kernel's steps for recipes that begin with a softmax of rows and add a guard to every sum (DEEPSEEK).
+//
+// K = softmax + offset, which is no less than e^-kPlainRange. e: the guard. A half step is u <- u / (u K v + e); with
+// a = 1 / u and b = 1 / v
+//   a_t = K v_(t-1) + e a_(t-1),  b_t = K^T u_t + e b_(t-1),  a_1 = b_0 = 1 (the softmax is the first rows' step).
+// Backward, x and y the adjoints of a and b but for their sign, from x = u_T row(dP * P) and y = v_T column(dP * P):
+//   x_t = e x_(t+1) - u_t^2 K y_t,  y_(t-1) = e y_t - v_(t-1)^2 K^T x_t,
+//   dL/dK = dP u v - sum_t (u_t y_t^T + x_t v_(t-1)^T), with x_1 = 0.
+//
+// No sum of a row of P is below 1 / n, nearly, once columns are divided: K's rows sum up to 1 and v >= 1 / n. So
+// a_(t-1) <= n K v_(t-1), and a_t = K v_(t-1) + e K v_(t-2) but for (n e)^2 of it: u is made again from v alone.
+#ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
+#define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
+
+#include "kernels/cuda/normalization_plain_start.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+// e^(W - row maximum) in place of W, 0 outside, and 1 / its row sums in all lanes of a row.
+template <class Shape, bool kPadded>
+__device__ inline void Softmax(const Task& task, const Place<Shape>& place, const float (&top)[Shape::R],
+                               float (&W)[Shape::R][Shape::C], float (&scale)[Shape::R]) {
+  constexpr float kLog2E = 1.4426950408889634f;
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const float e = Exp2(kLog2E * (W[r][c] - top[r]));
+      W[r][c] = IsInside<kPadded>(task, place, r, c) ? e : 0.0f;
+      scale[r] = c == 0 ? W[r][c] : scale[r] + W[r][c];
+    }
+  }
+  ScatterRows<Shape>(scale);
+#pragma unroll
+  for (int k = 0; k < Shape::kOwn; ++k) {
+    scale[k] = Reciprocal(kPadded && place.OwnRow(k) >= task.n ? 1.0f : scale[k]);
+  }
+  GatherRows<Shape>(scale);
+}
+
+// K in place of W. Its range is the offset's.
+template <class Shape, bool kPadded>
+__device__ inline void SoftmaxStart(const Task& task, const Place<Shape>& place, float (&K)[Shape::R][Shape::C]) {
+  float top[Shape::R], scale[Shape::R];
+  RowTops<Shape, kPadded>(task, place, K, top);
+  Softmax<Shape, kPadded>(task, place, top, K, scale);
+  const float offset = static_cast<float>(task.offset);
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      const bool inside = IsInside<kPadded>(task, place, r, c);
+      K[r][c] = inside ? fmaf(K[r][c], scale[r], offset) : place.Row(r) == place.Col(c) ? 1.0f : 0.0f;
+    }
+  }
+}
+
+// K of either kind of recipe. False: the range is too wide.
+template <class Shape, bool kPadded, bool kSoftmax>
+__device__ inline bool StartOf(const Task& task, const Place<Shape>& place, float (&K)[Shape::R][Shape::C]) {
+  if constexpr (kSoftmax) {
+    SoftmaxStart<Shape, kPadded>(task, place, K);
+    return true;
+  } else {
+    return PlainStart<Shape, kPadded>(task, place, K);
+  }
+}
+
+// u and v after all iterations, in all lanes of a row or column, and q = K^T u, the lane's own. put(t, u, v): what the
+// lane owns after t of them.
+template <class Shape, class Put>
+__device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], float guard, int iterations,
+                                      float (&u)[Shape::R], float (&v)[Shape::C], float (&q)[Shape::C], Put put) {
+  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
+  float a[kOwn], b[kOwn];
+#pragma unroll
+  for (int k = 0; k < kOwn; ++k) a[k] = b[k] = 1;
+#pragma unroll
+  for (int r = 0; r < R; ++r) u[r] = 1;
+#pragma unroll
+  for (int c = 0; c < C; ++c) v[c] = 1;
+  put(0, u, v);
+  const auto columns = [&](int t) {
+    TimesCols<R, C>(K, u, q);
+    ScatterCols<Shape>(q);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) b[k] = fmaf(guard, b[k], q[k]);
+    Reciprocals<kOwn>(b, v);
+    put(t, u, v);
+    GatherCols<Shape>(v);
+  };
+  columns(1);
+#pragma unroll 2
+  for (int t = 2; t <= iterations; ++t) {
+    float s[R];
+    TimesRows<R, C>(K, v, s);
+    ScatterRows<Shape>(s);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) a[k] = fmaf(guard, a[k], s[k]);
+    Reciprocals<kOwn>(a, u);
+    GatherRows<Shape>(u);
+    columns(t);
+  }
+}
+
+// The iterations backward. u, v: of the last. row_bar, col_bar: sums of dP * P, the lane's own. add: as ReversePlain's.
+template <class Shape, class Memory, class Add>
+__device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], float guard, const Memory& history,
+                                      int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
+                                      const float (&row_bar)[Shape::R], const float (&col_bar)[Shape::C], Add add) {
+  constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
+  constexpr bool kRemade = !Memory::kHasU;  // u is.
+  float x[R], y[C], left[kOwn], before[C], sums[R];
+#pragma unroll
+  for (int k = 0; k < kOwn; ++k) {
+    left[k] = row_bar[k] * u[k];  // Of x, from the iteration behind.
+    y[k] = col_bar[k] * v[k];
+  }
+  const auto rewind = [&](int t) {  // `before`: v_t; `sums`: K v_t, the lane's own.
+    history.GetV(t, before);
+    GatherCols<Shape>(before);
+    TimesRows<R, C>(K, before, sums);
+    ScatterRows<Shape>(sums);
+  };
+  if constexpr (kRemade) rewind(iterations - 1);
+#pragma unroll 1
+  for (int t = iterations; t > 1; --t) {
+    float s[R], q[C];
+    GatherCols<Shape>(y);
+    if constexpr (kRemade) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) v[c] = before[c];
+      float a[kOwn];
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) a[k] = sums[k];
+      rewind(t - 2);
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) a[k] = fmaf(guard, t == 2 ? 1.0f : sums[k], a[k]);
+      Reciprocals<kOwn>(a, u);
+    } else {
+      history.GetU(t, u);
+      history.GetV(t - 1, v);
+      GatherCols<Shape>(v);
+    }
+    TimesRows<R, C>(K, y, s);
+    ScatterRows<Shape>(s);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      x[k] = fmaf(-u[k] * u[k], s[k], left[k]);
+      left[k] = guard * x[k];
+    }
+    GatherRows<Shape>(u);
+    GatherRows<Shape>(x);
+    TimesCols<R, C>(K, x, q);
+    ScatterCols<Shape>(q);
+    add(t, u, x, v, y);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) y[k] = fmaf(-v[k] * v[k], q[k], guard * y[k]);
+  }
+  // The first rows' step is the softmax.
+#pragma unroll
+  for (int r = 0; r < R; ++r) u[r] = 1, x[r] = 0;
+  GatherCols<Shape>(y);
+  add(1, u, x, v, y);
+}
+
+// dL/dW in place of dL/dK, or kOfLog of dL/dlog K, in G. W is used up.
+template <class Shape, bool kPadded, bool kOfLog>
+__device__ inline void SoftmaxChain(const Task& task, const Place<Shape>& place, float (&W)[Shape::R][Shape::C],
+                                    float (&G)[Shape::R][Shape::C]) {
+  float top[Shape::R], scale[Shape::R], total[Shape::R];
+  RowTops<Shape, kPadded>(task, place, W, top);
+  Softmax<Shape, kPadded>(task, place, top, W, scale);
+  const float offset = static_cast<float>(task.offset);
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) {
+      W[r][c] *= scale[r];
+      if (kOfLog) G[r][c] *= !kPadded || W[r][c] > 0 ? Reciprocal(W[r][c] + offset) : 0.0f;
+      total[r] = c == 0 ? W[r][c] * G[r][c] : fmaf(W[r][c], G[r][c], total[r]);
+    }
+  }
+  ScatterRows<Shape>(total);
+  GatherRows<Shape>(total);
+#pragma unroll
+  for (int r = 0; r < Shape::R; ++r) {
+#pragma unroll
+    for (int c = 0; c < Shape::C; ++c) G[r][c] = W[r][c] * (G[r][c] - total[r]);
+  }
+}
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_

@@ -1,0 +1,13 @@
+// Instances of the plain kernel for softmax recipes: types of 2 bytes, forward and the implicit modes' backward.
+#include "kernels/cuda/normalization_plain.cuh"
+#include "kernels/cuda/normalization_plain_kernels.h"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+PlainFunction SoftmaxImplicitShort(int size, bool one) { return PlainKernelOf<Work::kImplicit, true, true>(size, one); }
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
