@@ -15,7 +15,7 @@ constexpr int64_t kWorkspaceLimit = int64_t{1} << 30;  // Of the slots of one pr
 constexpr int64_t kSlotsPerMultiprocessor = 4;
 constexpr int64_t kStaticSharedBytes = 4 << 10;  // Of any kernel.
 // Guards of the plain kernels, at most: they must be less than 1 / 64, as GuardRests says; and, added, such that the
-// square of 32 of them is nothing to float32 (normalization_plain_softmax.cuh, for the offset too).
+// square of 24 of them is nothing to float32 (normalization_plain_softmax.cuh, for the offset too).
 constexpr double kPlainGuardMost = 1e-3, kPlainAddMost = 1e-5, kPlainOffsetLeast = 1e-16;
 
 // That a block may have.
@@ -92,12 +92,11 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool packed = !task.logits.shared && !task.cotangent.shared && IsUniform(task);
   const bool alike = task.n == task.m && !task.has_dustbin && !task.own_marginals && task.tolerance == 0 && packed;
   const bool bare = !task.softmax && task.offset == 0, unguarded = task.guard == Guard::kNone;
-  const bool rests = bare && task.n <= std::end(kPlainSides)[-1] &&
-                     (unguarded || (task.guard == Guard::kMax && task.guard_value <= kPlainGuardMost));
-  const bool adds = task.softmax && task.n <= kSoftmaxSide && task.offset >= kPlainOffsetLeast && task.offset <= 1 &&
+  const bool rests = bare && (unguarded || (task.guard == Guard::kMax && task.guard_value <= kPlainGuardMost));
+  const bool adds = task.softmax && task.offset >= kPlainOffsetLeast && task.offset <= 1 &&
                     task.floor32 == std::numeric_limits<float>::lowest() &&
                     (unguarded || (task.guard == Guard::kAdd && task.guard_value <= kPlainAddMost));
-  const bool plain = alike && (rests || adds);
+  const bool plain = alike && task.n <= std::end(kPlainSides)[-1] && (rests || adds);
   const bool held = alike && bare && unguarded && !task.transposed;
   const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||

@@ -45,11 +45,10 @@ cudaError_t LaunchHeld(int size, int ranks, Work work, const LaunchOf& launch, i
                        cudaStream_t stream);
 
 // ---- Plain recipes, sides up to 64 in registers, float32 ------------------------------------------------------------
-// Square, marginals 1, no guard that acts, a fixed number of iterations, all tensors float32 or all of 2 bytes an
-// element. Sides up to kSoftmaxSide also of recipes that begin with a softmax and add a guard.
+// Square, marginals 1, no guard that acts or, after a softmax, a small one that is added, a fixed number of iterations,
+// all tensors float32 or all of 2 bytes an element.
 // Sizes of tile that there are kernels for, and the members of a warp; members of a block are four times as many.
 constexpr int kPlainSides[] = {4, 8, 12, 16, 20, 24, 32, 64};
-constexpr int kSoftmaxSide = 32;
 constexpr int64_t kPlainMembers[] = {32, 16, 8, 4, 8, 4, 1, 1};
 // Backward there is none of 20: K and the adjoints, or P in float64, would not fit into registers.
 constexpr int PlainIndex(int side, bool backward) {

@@ -1,5 +1,5 @@
-// The registers kernel for the plain recipes: square, marginals 1, no guard that acts, a fixed number of iterations.
-// Lean: of few matrices a solve is all latency.
+// The registers kernel for the plain recipes: square, marginals 1, no guard that acts, a fixed number of iterations;
+// and for those that begin with a softmax. Lean: of few matrices a solve is all latency.
 //
 // Matrices smaller than the tile are bordered with the unit matrix, whose scalings are and stay 1. So nothing but their
 // way in and out tells them from whole ones.
@@ -145,6 +145,8 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kPadded = !kOne, kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   using Traits = PlainTraits<Shape, kWork, kShort, kOne, kSoftmax>;
+  // A softmax's logits come once more behind the cotangent, where registers have room for both.
+  constexpr bool kChains = kSoftmax && Shape::kSize <= 32;
   constexpr bool kMayBeGauged = !kSoftmax && MayBeGauged<Shape>, kPlanned = kMayBeGauged && !kUnrolled;
   using Way = PlainStage<Shape, kShort, kPadded>;
   __shared__ Task copy;
@@ -260,12 +262,14 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     const auto fetch_logits = [&](bool again) {
       fetch(task.logits, again ? first : first + MemberStep<Shape>(task), logits_buffer);
     };
-    const auto chain_to_logits = [&](auto of_log, auto& G) {
+    // dL/dlogits in place of what SoftmaxChain takes.
+    const auto chain_to_logits = [&](auto of_log, auto& gradient, float* infinite) {
+      constexpr bool kOfLog = decltype(of_log)::value;
       Way::Arrived(lane, task.logits, n, first, count, logits_buffer);
       Way::Read(place, false, lane, n, first, count, logits_buffer, K);
       __syncwarp();  // The buffer is free.
       if constexpr (Traits::kFetches) fetch_logits(false);
-      SoftmaxChain<Shape, kPadded, decltype(of_log)::value>(task, here(), K, G);
+      SoftmaxChain<Shape, kPadded, kOfLog>(task, here(), K, gradient, infinite);
     };
 
     // 3. P and its sums.
@@ -325,15 +329,18 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       if constexpr (!Traits::kFetches) fetch(task.cotangent, first, incoming);
       Way::Arrived(lane, task.cotangent, n, first, count, incoming);
       if (Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
-      if constexpr (kSoftmax || Traits::kFetches) fetch_logits(kSoftmax);
+      if constexpr (kChains || Traits::kFetches) fetch_logits(kChains);
       float infinite = 0;
       good &= ReviseToImplicit<Shape, Way>(task, here(), lane, n, first, count, plan, incoming, &infinite);
-      if constexpr (kSoftmax) {
+      if constexpr (kChains) {
         float G[R][C];
         __syncwarp();  // dL/dlog K is there.
         Way::Visit(place, lane, n, first, count, incoming, [&](int r, int c, float g) { G[r][c] = g; });
-        chain_to_logits(std::true_type(), G);
+        chain_to_logits(std::true_type(), G, &infinite);
         Way::WriteEach(place, false, lane, n, first, count, incoming, [&](int r, int c) { return G[r][c]; });
+      } else if constexpr (kSoftmax) {
+        __syncwarp();  // dL/dlog K is there.
+        SoftmaxChainRows<Shape, kShort, true>(task, lane, n, member, incoming, &infinite);
       }
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
       __syncwarp();  // The gradient is there.
@@ -349,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       if (kPadded && Way::kWide && n < Shape::kSize) Way::ClearBorder(lane, n, incoming);
       Adjoints<Shape, Way> G(place, transposed, lane, n, first, count, incoming);
       __syncwarp();  // The buffer is free, but for G's own.
-      if constexpr (kSoftmax || Traits::kFetches) fetch_logits(kSoftmax);
+      if constexpr (kChains || Traits::kFetches) fetch_logits(kChains);
       LastAdjoints<Shape, kPadded>(here(), n, K, u, v, &G, row_bar, col_bar);
       float infinite = 0;
       const auto watched = [&](float gradient) {
@@ -360,19 +367,28 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       const auto add = [&](int, auto& u, auto& x, auto& v, auto& y) {
         G.ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
       };
-      if constexpr (kSoftmax) {
+      if constexpr (kSoftmax && !Traits::kDefers) {
         SoftmaxReverse<Shape>(K, guard, history, iterations, u, v, row_bar, col_bar, add);
         // 5. The gradient.
-        chain_to_logits(std::false_type(), G.Kept());
-        G.ForEach([&](int, int, float gradient) { return watched(gradient); });
+        chain_to_logits(std::false_type(), G.Kept(), &infinite);
       } else if constexpr (Traits::kDefers) {
         History<kOwn> vectors(slot);
-        ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar,
-                            [&](int t, auto&, auto& x, auto&, auto& y) { vectors.Put(t, x, y); });
+        const auto wait = [&](int t, auto&, auto& x, auto&, auto& y) { vectors.Put(t, x, y); };
+        if constexpr (kSoftmax) {
+          SoftmaxReverse<Shape>(K, guard, history, iterations, u, v, row_bar, col_bar, wait);
+        } else {
+          ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar, wait);
+        }
         G.ForEach([&](int r, int c, float g) { return Exchanged(&K[r][c], g); });
         AddIterations<Shape>(history, vectors, iterations, K);
         // 5. The gradient.
-        G.ForEach([&](int r, int c, float k) { return last(K[r][c], k); });
+        if constexpr (kSoftmax) {
+          G.ForEach([&](int r, int c, float) { return K[r][c]; });
+          __syncwarp();  // dL/dK is there.
+          SoftmaxChainRows<Shape, kShort, false>(task, lane, n, member, buffer, &infinite);
+        } else {
+          G.ForEach([&](int r, int c, float k) { return last(K[r][c], k); });
+        }
       } else {
         if constexpr (kMayBeGauged) {
           if (gauged) {
@@ -403,7 +419,7 @@ template <Work kWork, bool kShort, bool kSoftmax>
 PlainFunction PlainKernelOf(int size, bool one) {
   return WithPlainShape(size, [&](auto shape) -> PlainFunction {
     using Shape = decltype(shape);
-    if constexpr ((kWork != Work::kForward && Shape::kSize == 20) || (kSoftmax && Shape::kSize > kSoftmaxSide)) {
+    if constexpr (kWork != Work::kForward && Shape::kSize == 20) {
       return nullptr;
     } else {
       if constexpr (HasOne<Shape>) {

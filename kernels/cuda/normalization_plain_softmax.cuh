@@ -7,8 +7,8 @@
 //   x_t = e x_(t+1) - u_t^2 K y_t,  y_(t-1) = e y_t - v_(t-1)^2 K^T x_t,
 //   dL/dK = dP u v - sum_t (u_t y_t^T + x_t v_(t-1)^T), with x_1 = 0.
 //
-// No sum of a row of P is below 1 / n, nearly, once columns are divided: K's rows sum up to 1 and v >= 1 / n. So
-// a_(t-1) <= n K v_(t-1), and a_t = K v_(t-1) + e K v_(t-2) but for (n e)^2 of it: u is made again from v alone.
+// No sum of a row of P is below 1 / n, nearly, once columns are divided: those summed up to n at most, the rows to 1. So
+// a_(t-1) <= n K v_(t-1), and a_t = K v_(t-1) + e K v_(t-2) but for (n e)^2 of it: u can be made again from v alone.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
 
@@ -20,9 +20,11 @@ namespace normalization {
 
 // e^(W - row maximum) in place of W, 0 outside, and 1 / its row sums in all lanes of a row.
 template <class Shape, bool kPadded>
-__device__ inline void Softmax(const Task& task, const Place<Shape>& place, const float (&top)[Shape::R],
-                               float (&W)[Shape::R][Shape::C], float (&scale)[Shape::R]) {
+__device__ inline void Softmax(const Task& task, const Place<Shape>& place, float (&W)[Shape::R][Shape::C],
+                               float (&scale)[Shape::R]) {
   constexpr float kLog2E = 1.4426950408889634f;
+  float top[Shape::R];
+  RowTops<Shape, kPadded>(task, place, W, top);
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
@@ -43,9 +45,8 @@ __device__ inline void Softmax(const Task& task, const Place<Shape>& place, cons
 // K in place of W. Its range is the offset's.
 template <class Shape, bool kPadded>
 __device__ inline void SoftmaxStart(const Task& task, const Place<Shape>& place, float (&K)[Shape::R][Shape::C]) {
-  float top[Shape::R], scale[Shape::R];
-  RowTops<Shape, kPadded>(task, place, K, top);
-  Softmax<Shape, kPadded>(task, place, top, K, scale);
+  float scale[Shape::R];
+  Softmax<Shape, kPadded>(task, place, K, scale);
   const float offset = static_cast<float>(task.offset);
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
@@ -166,21 +167,27 @@ __device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], floa
   add(1, u, x, v, y);
 }
 
-// dL/dW in place of dL/dK, or kOfLog of dL/dlog K, in G. W is used up.
+// dL/dW in place of dL/dK or, kOfLog, dL/dlog K in G; s: the softmax of W.
+template <bool kOfLog>
+__device__ inline float OfSoftmax(float g, float s, float offset) {
+  if constexpr (!kOfLog) return g;
+  return s > 0 ? g * Reciprocal(s + offset) : 0.0f;
+}
+// Of tiles in registers. W is used up. infinite: as ReviseToImplicit's.
 template <class Shape, bool kPadded, bool kOfLog>
 __device__ inline void SoftmaxChain(const Task& task, const Place<Shape>& place, float (&W)[Shape::R][Shape::C],
-                                    float (&G)[Shape::R][Shape::C]) {
-  float top[Shape::R], scale[Shape::R], total[Shape::R];
-  RowTops<Shape, kPadded>(task, place, W, top);
-  Softmax<Shape, kPadded>(task, place, top, W, scale);
+                                    float (&G)[Shape::R][Shape::C], float* infinite) {
+  float scale[Shape::R], total[Shape::R];
+  Softmax<Shape, kPadded>(task, place, W, scale);
   const float offset = static_cast<float>(task.offset);
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
+    total[r] = 0;
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
       W[r][c] *= scale[r];
-      if (kOfLog) G[r][c] *= !kPadded || W[r][c] > 0 ? Reciprocal(W[r][c] + offset) : 0.0f;
-      total[r] = c == 0 ? W[r][c] * G[r][c] : fmaf(W[r][c], G[r][c], total[r]);
+      G[r][c] = OfSoftmax<kOfLog>(G[r][c], W[r][c], offset);
+      total[r] = fmaf(W[r][c], G[r][c], total[r]);
     }
   }
   ScatterRows<Shape>(total);
@@ -188,7 +195,68 @@ __device__ inline void SoftmaxChain(const Task& task, const Place<Shape>& place,
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
-    for (int c = 0; c < Shape::C; ++c) G[r][c] = W[r][c] * (G[r][c] - total[r]);
+    for (int c = 0; c < Shape::C; ++c) {
+      G[r][c] = W[r][c] * (G[r][c] - total[r]);
+      *infinite = fmaf(G[r][c], 0.0f, *infinite);
+    }
+  }
+}
+
+// Over the 8 lanes of a row.
+template <class Op>
+__device__ inline float OverEight(float x) {
+#pragma unroll
+  for (int mask = 4; mask >= 1; mask /= 2) x = Op::Of(x, __shfl_xor_sync(kFullMask, x, mask));
+  return x;
+}
+// Of a matrix that fills a warp's registers, in its buffer: four rows at a time, in few instructions, which each warp
+// executes for the first time.
+template <class Shape, bool kShort, bool kOfLog>
+__device__ inline void SoftmaxChainRows(const Task& task, int lane, int n, int64_t member, float* buffer,
+                                        float* infinite) {
+  static_assert(Shape::kMembers == 1 && Shape::kSize == 64, "a row is eight of each of eight lanes");
+  constexpr int kPer = 8;
+  constexpr float kLog2E = 1.4426950408889634f;
+  const int of_row = lane % 8, group = lane / 8;
+  const float offset = static_cast<float>(task.offset);
+#pragma unroll 2
+  for (int begin = 0; begin < n; begin += 4) {
+    const int row = begin + group;
+    // In an order that keeps the four rows in different banks.
+    const auto column = [&](int k) { return of_row + 8 * (k ^ group); };
+    const auto inside = [&](int k) { return row < n && column(k) < n; };
+    float x[kPer], top = -FLT_MAX, sum = 0, total = 0;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int64_t at = (member * n + row) * n + column(k);
+      x[k] = -FLT_MAX;
+      if (inside(k)) {
+        x[k] = kShort ? LoadAs<float>(task.logits.dtype, task.logits.data, at)
+                      : static_cast<const float*>(task.logits.data)[at];
+      }
+      top = fmaxf(top, x[k]);
+    }
+    top = OverEight<Max>(top);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      x[k] = inside(k) ? Exp2(kLog2E * (x[k] - top)) : 0.0f;
+      sum += x[k];
+    }
+    const float scale = Reciprocal(fmaxf(OverEight<Sum>(sum), kSmallest));
+    float g[kPer];
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      x[k] *= scale;
+      g[k] = inside(k) ? OfSoftmax<kOfLog>(buffer[Stage<Shape>::At(0, row, column(k))], x[k], offset) : 0.0f;
+      total = fmaf(x[k], g[k], total);
+    }
+    total = OverEight<Sum>(total);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const float gradient = x[k] * (g[k] - total);
+      *infinite = fmaf(gradient, 0.0f, *infinite);
+      if (inside(k)) buffer[Stage<Shape>::At(0, row, column(k))] = gradient;
+    }
   }
 }
 

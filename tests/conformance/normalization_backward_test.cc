@@ -188,7 +188,7 @@ TEST_P(BackwardTest, UnrolledSoftmaxOfSquares) {
         NamedRecipe{"guard 1.1e-5", softmax(1e-4, Guard::kAdd, 1.1e-5)},
         NamedRecipe{"no guard", softmax(1e-6, Guard::kNone, 0)},
         NamedRecipe{"no offset", softmax(0, Guard::kAdd, 1e-6)}}) {
-    for (int64_t n : {1, 3, 4, 7, 8, 11, 12, 16, 20, 24, 31, 32}) {
+    for (int64_t n : {1, 3, 4, 7, 8, 11, 12, 16, 20, 24, 31, 32, 41, 64}) {
       Random random(73);
       Vector logits;
       int64_t count = 0;
@@ -202,7 +202,7 @@ TEST_P(BackwardTest, UnrolledSoftmaxOfSquares) {
         }
       }
       for (int iterations : {1, 2, 3, 20}) {
-        if (iterations != 20 && n != 4 && n != 11 && n != 32) continue;
+        if (iterations != 20 && n != 4 && n != 11 && n != 32 && n != 41) continue;
         Case c = Batch(count, n, n, recipe, iterations, 1, BackwardMode::kUnrolled, 74);
         c.logits = Tensor::Of(logits);
         CheckAgainstUnrolled(c, "STRICT unrolled, softmax of squares");
