@@ -117,7 +117,7 @@ class NormalizationResident final : public Resident {
 struct Key {
   Kernel kernel;
   int size = 0;
-  PlainKind plain = {};  // work: of the other kernels too.
+  PlainKind plain = {};  // work: of the other kernels too; softmax: of kHeld.
   int ranks = 1;         // kHeld
   int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
@@ -137,8 +137,8 @@ Key KeyOf(const NormalizationResident& resident) {
   const Work work = resident.task.unrolled            ? Work::kUnrolled
                     : whole && resident.task.implicit ? Work::kImplicit
                                                       : Work::kForward;
-  const bool plain = kernel == Kernel::kPlain;
-  const PlainKind kind = {work, plain && IsShort(resident.task), resident.shape.padded, plain && resident.task.softmax};
+  const PlainKind kind = {work, kernel == Kernel::kPlain && IsShort(resident.task), resident.shape.padded,
+                          whole && resident.task.softmax};
   return {kernel, resident.shape.size, kind, resident.shape.ranks, 0};
 }
 
@@ -199,7 +199,7 @@ cudaError_t LaunchReady(const Ready& ready, bool early, cudaStream_t stream) {
     case Kernel::kTiles:
       return LaunchTiles(key.size, key.plain.work == Work::kUnrolled, launch, blocks, shared_bytes, stream);
     case Kernel::kHeld:
-      return LaunchHeld(key.size, key.ranks, key.plain.work, launch, blocks, shared_bytes, stream);
+      return LaunchHeld(key.size, key.ranks, key.plain.work, key.plain.softmax, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
       return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
     case Kernel::kBackward:

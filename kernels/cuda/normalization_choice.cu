@@ -97,7 +97,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
                     task.floor32 == std::numeric_limits<float>::lowest() &&
                     (unguarded || (task.guard == Guard::kAdd && task.guard_value <= kPlainAddMost));
   const bool plain = alike && task.n <= std::end(kPlainSides)[-1] && (rests || adds);
-  const bool held = alike && bare && unguarded && !task.transposed;
+  const bool held = alike && !task.transposed && ((bare && unguarded) || adds);
   const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {

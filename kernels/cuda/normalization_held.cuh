@@ -4,17 +4,19 @@
 // Backward, formulas as in normalization_registers.cuh. The reverse of an iteration is a pass with other vectors. The
 // vectors of all iterations go to the workspace; where the passes are done the registers of K make room for the
 // gradient, a product of these histories, and its factor K is computed once more from the logits, bit by bit the same.
-// Of the implicit modes a step of conjugate gradients is a pass, too.
+// Of the implicit modes a step of conjugate gradients is a pass, too. Recipes that begin with a softmax: formulas as in
+// normalization_plain_softmax.cuh.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
 
 #include "kernels/cuda/normalization_held_base.cuh"
+#include "kernels/cuda/normalization_plain_softmax.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-template <class Shape, Work kWork>
+template <class Shape, Work kWork, bool kSoftmax>
 class Held : private HeldBase<Shape> {
   using Base = HeldBase<Shape>;
   static constexpr bool kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
@@ -33,7 +35,7 @@ class Held : private HeldBase<Shape> {
   // `tally`: in shared memory.
   __device__ void Solve(int64_t member, LaneTally* tally) {
     member_ = member;
-    bool safe = Start();
+    bool safe = this->template Start<kSoftmax>();
     float v[C], col_error = Iterate(v);
     float row_bar = 0, col_bars[C];
     float row_error = FinishForward(v, &row_bar, col_bars);
@@ -89,8 +91,8 @@ class Held : private HeldBase<Shape> {
   using Base::ReadVector;
   using Base::Remember;
   using Base::Rows;
+  using Base::scale_;
   using Base::shift_;
-  using Base::Start;
   using Base::task_;
   using Base::Vector;
   using Base::Write;
@@ -104,13 +106,19 @@ class Held : private HeldBase<Shape> {
       for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(0)[j] = j < n_ ? 1.0f : 0.0f;
     }
     *Error() = 0;
+    const float guard = AddedGuard();
+    float a = 1, b = 1;  // 1 / u and 1 / v of the own row and column, where there is a guard.
 #pragma unroll 1
     for (int t = 1; t <= task_.iterations; ++t) {
       float q[C];
-      u_ = Pass(v, q, [&](float sum) { return HasRow() ? Reciprocal(sum) : 0.0f; });
+      u_ = Pass(v, q, [&](float sum) {
+        if (kSoftmax && t > 1) a = fmaf(guard, a, sum);
+        return HasRow() ? Reciprocal(kSoftmax ? a : sum) : 0.0f;
+      });
       if (kUnrolled && across_ == 0) HistoryU(t)[down_ * 32 + lane_] = u_;
       Columns(q, [&](int j, float sum) {
-        const float now = Reciprocal(sum);
+        if (kSoftmax) b = fmaf(guard, b, sum);
+        const float now = Reciprocal(kSoftmax ? b : sum);
         *Error() = fabsf(fmaf(now, sum, -1.0f));
         if (t == task_.iterations) StoreSum(task_.column_sums, j, now * sum);
         return now;
@@ -119,6 +127,9 @@ class Held : private HeldBase<Shape> {
       if constexpr (kUnrolled) Remember(HistoryV(t));
     }
     return IsFirstOwner() ? *Error() : 0.0f;
+  }
+  __device__ float AddedGuard() const {
+    return kSoftmax && task_.guard != Guard::kNone ? static_cast<float>(task_.guard_value) : 0.0f;
   }
   __device__ void StoreSum(const Output& output, int k, float x) const {
     if (output.data != nullptr) StoreAs(output.dtype, output.data, member_ * n_ + k, x);
@@ -179,17 +190,29 @@ class Held : private HeldBase<Shape> {
   __device__ void Reverse(float row_bar, const float (&col_bars)[C]) {
     const int last = task_.iterations, j_own = OwnColumn();
     const float v_last = HistoryV(last)[j_own];
-    Columns(col_bars, [&](int, float sum) { return sum * v_last; });
+    const float guard = AddedGuard();
+    float row_left = row_bar * u_, col_left = 0;  // Of x and y, from the iteration behind: the guard's.
+    Columns(col_bars, [&](int, float sum) { return col_left = sum * v_last; });
 #pragma unroll 1
     for (int t = last; t >= 1; --t) {
       float y[C], q[C];
       const float u = HistoryU(t)[down_ * 32 + lane_], v = HistoryV(t - 1)[j_own];
       ReadVector(y);
       Remember(HistoryY(t));
-      const float x = Pass(y, q, [&](float sum) { return fmaf(-u, sum, row_bar) * u; });
+      if (kSoftmax && t == 1) {  // Its rows' step was the softmax.
+        if (across_ == 0) HistoryX(t)[down_ * 32 + lane_] = 0;
+        break;
+      }
+      const float x =
+          Pass(y, q, [&](float sum) { return kSoftmax ? fmaf(-u * u, sum, row_left) : fmaf(-u, sum, row_bar) * u; });
+      row_left = guard * x;
       row_bar = 0;
       if (across_ == 0) HistoryX(t)[down_ * 32 + lane_] = x;
-      if (t > 1) Columns(q, [&](int, float sum) { return -v * sum * v; });
+      if (t > 1) {
+        Columns(q, [&](int, float sum) {
+          return kSoftmax ? col_left = fmaf(-v * v, sum, guard * col_left) : -v * sum * v;
+        });
+      }
     }
     __syncthreads();  // The history is there.
   }
@@ -218,8 +241,25 @@ class Held : private HeldBase<Shape> {
       rows.Fetch(task_.logits, first, kHalf, Buffer(0));
       AddHistory(down_ * 32 + first, g);
       rows.Arrived();
+      if constexpr (kSoftmax) {
+        float totals[kHalf];
 #pragma unroll
-      for (int k = 0; k < kHalf; ++k) {
+        for (int k = 0; k < kHalf; ++k) {
+          float s[C];
+          ToSoftmax(first + k, Buffer(k), s);
+          totals[k] = 0;
+#pragma unroll
+          for (int c = 0; c < C; ++c) {
+            g[k][c] = OfSoftmax<false>(g[k][c], s[c], 0);
+            totals[k] = fmaf(s[c], g[k][c], totals[k]);
+          }
+        }
+        const float total = this->template AcrossWarps<Sum>(Scatter<kHalf>(totals, lane_), first / kHalf);
+#pragma unroll
+        for (int k = 0; k < kHalf; ++k) FinishRow(total, first + k, Buffer(k), g[k], &infinite);
+      }
+#pragma unroll
+      for (int k = 0; !kSoftmax && k < kHalf; ++k) {
         float w[C];
         const float shift = __shfl_sync(kFullMask, shift_, first + k);
         Read(Buffer(k), w);
@@ -233,6 +273,28 @@ class Held : private HeldBase<Shape> {
       rows.Store(task_.gradient, first, kHalf, Buffer(0));
     }
     return infinite == 0;
+  }
+  // The softmax in place of a row of logits.
+  __device__ void ToSoftmax(int row, float* logits, float (&s)[C]) const {
+    const float shift = __shfl_sync(kFullMask, shift_, row), scale = __shfl_sync(kFullMask, scale_, row);
+    Read(logits, s);
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      s[c] = FirstRow() + row < n_ && Inside(c) ? Exp2(fmaf(kLog2E, s[c], shift)) * scale : 0.0f;
+    }
+    Write(s, logits);
+  }
+  // dL/dlogits in place of a row of the softmax. total: its product with dL/dsoftmax, g, on the row's lane.
+  __device__ void FinishRow(float total, int row, float* softmax, const float (&g)[C], float* infinite) const {
+    float s[C];
+    const float mean = __shfl_sync(kFullMask, total, row);
+    Read(softmax, s);
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      s[c] *= g[c] - mean;
+      *infinite = fmaf(s[c], 0.0f, *infinite);
+    }
+    Write(s, softmax);
   }
   // g -= sum_t (u_t y_t^T + x_t v_(t-1)^T), the block's rows from `first` on.
   __device__ void AddHistory(int first, float (&g)[kHalf][C]) const {
@@ -388,16 +450,49 @@ class Held : private HeldBase<Shape> {
         }
         Write(g, Buffer(k));
       }
+      if constexpr (kSoftmax) ChainGroup(first, &infinite);
       rows.Store(task_.gradient, first, kGroup, Buffer(0));
     }
     return infinite == 0;
+  }
+
+  // From dL/dlog K to dL/dlogits, a group of rows in the buffer. The place of its rows of K is free.
+  __device__ void ChainGroup(int first, float* infinite) const {
+    const float offset = static_cast<float>(task_.offset);
+    const auto place = [&](int k) { return first == Shape::kKept ? this->Stored(k) : this->Copied(k); };
+    __syncwarp();  // The rows of K are read.
+    Rows().Fetch(task_.logits, first, kGroup, place(0));
+    Rows().Arrived();
+    float totals[kGroup];
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      float s[C], g[C];
+      ToSoftmax(first + k, place(k), s);
+      Read(Buffer(k), g);
+      totals[k] = 0;
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        g[c] = OfSoftmax<true>(g[c], s[c], offset);
+        totals[k] = fmaf(s[c], g[c], totals[k]);
+      }
+      Write(g, Buffer(k));
+    }
+    const float total = this->template AcrossWarps<Sum>(Scatter<kGroup>(totals, lane_), first / kGroup % 2);
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      float s[C], g[C];
+      Read(Buffer(k), g);
+      FinishRow(total, first + k, place(k), g, infinite);
+      Read(place(k), s);
+      Write(s, Buffer(k));
+    }
   }
 
   float u_ = 0;  // Of the own row.
   float row_sum_ = 0, inverse_ = 0, alpha_ = 0;
 };
 
-template <class Shape, Work kWork>
+template <class Shape, Work kWork, bool kSoftmax>
 __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 128 ? 3 : 1)
     HeldKernel(const __grid_constant__ LaunchOf launch) {
 #if __CUDA_ARCH__ >= 900  // The shared memory of one before is too small.
@@ -407,8 +502,8 @@ __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 12
   const int ranks = Shape::kCluster ? task.ranks : 1, rank = block % ranks, clusters = task.blocks / ranks;
   __shared__ LaneTally tally;  // Thread 0's; registers have no room for it.
   if (threadIdx.x == 0) tally = LaneTally();
-  Held<Shape, kWork> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers, rank,
-                          ranks);
+  Held<Shape, kWork, kSoftmax> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers,
+                                    rank, ranks);
   for (int64_t member = task.first + block / ranks; member < task.last; member += clusters) held.Solve(member, &tally);
   if constexpr (Shape::kCluster) SyncCluster();  // Nobody sends to a block that is gone.
   if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);

@@ -132,26 +132,30 @@ class HeldBase {
       w[c] = inside ? Exp2(x) : 0.0f;
     }
   }
-  // False, to some threads at least: the range is too wide.
+  // False, to some threads at least: the range is too wide. kSoftmax: K is the rows' softmax and the recipe's offset,
+  // whose range that is.
+  template <bool kSoftmax>
   __device__ bool Start() {
     const HeldRows<Shape> rows = Rows();
     float lowest = 0;
     rows.Fetch(task_.logits, 0, kHalf, Buffer(0));
     rows.Arrived();
-    StartHalf(0, &lowest);
+    StartHalf<kSoftmax>(0, &lowest);
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) Read(Buffer(k), kept_[k]);
     __syncwarp();  // The buffer is free.
     rows.Fetch(task_.logits, kHalf, kHalf, Buffer(0));
     rows.Arrived();
-    StartHalf(1, &lowest);
+    StartHalf<kSoftmax>(1, &lowest);
 #pragma unroll
     for (int k = kHalf; k < kKept; ++k) Read(Buffer(k - kHalf), kept_[k]);
+    if constexpr (kSoftmax) return true;
     // All logits within the range of their maximum, and above the floor.
     return lowest >= -kLog2E * kGeneralRange && (!HasRow() || shift_ / -kLog2E - kGeneralRange > task_.floor32);
   }
   // K in place of the logits in the buffer, the first or the second half of the warp's rows. A loop, not all rows at
   // once: what is executed once waits for its instructions.
+  template <bool kSoftmax>
   __device__ void StartHalf(int half, float* lowest) {
     const int first = half * kHalf;
     float tops[kGroup], own = 0;
@@ -166,7 +170,7 @@ class HeldBase {
       const float largest = Scatter<kGroup, Max>(tops, lane_);
       if (lane_ / kGroup == (first + group) / kGroup) own = largest;
     }
-    own = AcrossWarps<Max>(own, half);
+    own = AcrossWarps<Max>(own, kSoftmax ? 0 : half);
     // Its rounding scales the row: nothing that u would not undo.
     if (lane_ / kHalf == half) shift_ = HasRow() ? -kLog2E * own : 0.0f;
 #pragma unroll 4
@@ -174,6 +178,39 @@ class HeldBase {
       float w[C];
       Read(Buffer(k), w);
       Exponentials(FirstRow() + first + k < n_, __shfl_sync(kFullMask, shift_, first + k), w, lowest);
+      Write(w, Buffer(k));
+    }
+    if constexpr (kSoftmax) DivideHalf(half);
+  }
+  // From exponentials to K: rows by their sums, and the offset.
+  __device__ void DivideHalf(int half) {
+    const int first = half * kHalf;
+    const float offset = static_cast<float>(task_.offset);
+    float sums[kGroup], own = 0;
+#pragma unroll 1
+    for (int group = 0; group < kHalf; group += kGroup) {
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        float w[C];
+        Read(Buffer(group + k), w);
+        sums[k] = w[0];
+#pragma unroll
+        for (int c = 1; c < C; ++c) sums[k] += w[c];
+      }
+      const float sum = Scatter<kGroup>(sums, lane_);
+      if (lane_ / kGroup == (first + group) / kGroup) own = sum;
+    }
+    own = AcrossWarps<Sum>(own, 1);
+    if (lane_ / kHalf == half) scale_ = HasRow() ? Reciprocal(own) : 0.0f;
+#pragma unroll 4
+    for (int k = 0; k < kHalf; ++k) {
+      float w[C];
+      const float scale = __shfl_sync(kFullMask, scale_, first + k);
+      Read(Buffer(k), w);
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        w[c] = FirstRow() + first + k < n_ && Inside(c) ? fmaf(w[c], scale, offset) : 0.0f;
+      }
       Write(w, Buffer(k));
     }
   }
@@ -370,7 +407,8 @@ class HeldBase {
   float* const history_;  // In the workspace.
 
   float kept_[kKept][C];
-  float shift_ = 0;  // Of the own row: K = 2^(log2 e W + shift).
+  float shift_ = 0;  // Of the own row: K = 2^(log2 e W + shift);
+  float scale_ = 0;  // and of that, its softmax.
   unsigned parity_ = 0;
 };
 

@@ -43,12 +43,23 @@ template <class Shape>
 constexpr int kHeldStep = 2 * (Shape::kRows + Shape::kColumns);
 
 // Instances: of blocks in normalization_held.cu, of clusters in normalization_held_cluster.cu, kImplicit's in
-// normalization_held_implicit.cu.
+// normalization_held_implicit.cu; for softmax recipes in normalization_held_softmax.cu and
+// normalization_held_softmax_cluster.cu.
 using HeldFunction = void (*)(LaunchOf);
 template <class Shape>
 HeldFunction HeldKernelOf(Work work);
 template <class Shape>
 HeldFunction HeldImplicit();
+template <class Shape>
+HeldFunction HeldSoftmax(Work work);
+template <>
+HeldFunction HeldSoftmax<Held128>(Work work);
+template <>
+HeldFunction HeldSoftmax<Held256>(Work work);
+template <>
+HeldFunction HeldSoftmax<Held512>(Work work);
+template <>
+HeldFunction HeldSoftmax<Held1024>(Work work);
 template <>
 HeldFunction HeldKernelOf<Held512>(Work work);
 template <>

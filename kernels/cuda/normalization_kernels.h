@@ -41,8 +41,8 @@ struct HeldPlan {
 // The device is asked once for each size.
 HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task);
 // `blocks`: a multiple of `ranks`.
-cudaError_t LaunchHeld(int size, int ranks, Work work, const LaunchOf& launch, int blocks, int64_t shared_bytes,
-                       cudaStream_t stream);
+cudaError_t LaunchHeld(int size, int ranks, Work work, bool softmax, const LaunchOf& launch, int blocks,
+                       int64_t shared_bytes, cudaStream_t stream);
 
 // ---- Plain recipes, sides up to 64 in registers, float32 ------------------------------------------------------------
 // Square, marginals 1, no guard that acts or, after a softmax, a small one that is added, a fixed number of iterations,

@@ -7,7 +7,7 @@
 //   x_t = e x_(t+1) - u_t^2 K y_t,  y_(t-1) = e y_t - v_(t-1)^2 K^T x_t,
 //   dL/dK = dP u v - sum_t (u_t y_t^T + x_t v_(t-1)^T), with x_1 = 0.
 //
-// No sum of a row of P is below 1 / n, nearly, once columns are divided: those summed up to n at most, the rows to 1. So
+// No sum of a row of P is below 1 / n, nearly, once columns are divided: they summed up to n at most, the rows to 1. So
 // a_(t-1) <= n K v_(t-1), and a_t = K v_(t-1) + e K v_(t-2) but for (n e)^2 of it: u can be made again from v alone.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
@@ -167,13 +167,13 @@ __device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], floa
   add(1, u, x, v, y);
 }
 
-// dL/dW in place of dL/dK or, kOfLog, dL/dlog K in G; s: the softmax of W.
+// dL/dK from that or, kOfLog, dL/dlog K, where it matters: the softmax s is not 0.
 template <bool kOfLog>
 __device__ inline float OfSoftmax(float g, float s, float offset) {
-  if constexpr (!kOfLog) return g;
-  return s > 0 ? g * Reciprocal(s + offset) : 0.0f;
+  return !(s > 0) ? 0.0f : kOfLog ? g * Reciprocal(s + offset) : g;
 }
-// Of tiles in registers. W is used up. infinite: as ReviseToImplicit's.
+// dL/dW in place of dL/dK or, kOfLog, dL/dlog K in G, of tiles in registers. W is used up. infinite: as
+// ReviseToImplicit's.
 template <class Shape, bool kPadded, bool kOfLog>
 __device__ inline void SoftmaxChain(const Task& task, const Place<Shape>& place, float (&W)[Shape::R][Shape::C],
                                     float (&G)[Shape::R][Shape::C], float* infinite) {
@@ -186,7 +186,7 @@ __device__ inline void SoftmaxChain(const Task& task, const Place<Shape>& place,
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
       W[r][c] *= scale[r];
-      G[r][c] = OfSoftmax<kOfLog>(G[r][c], W[r][c], offset);
+      if (kOfLog) G[r][c] = OfSoftmax<true>(G[r][c], W[r][c], offset);
       total[r] = fmaf(W[r][c], G[r][c], total[r]);
     }
   }
@@ -209,8 +209,8 @@ __device__ inline float OverEight(float x) {
   for (int mask = 4; mask >= 1; mask /= 2) x = Op::Of(x, __shfl_xor_sync(kFullMask, x, mask));
   return x;
 }
-// Of a matrix that fills a warp's registers, in its buffer: four rows at a time, in few instructions, which each warp
-// executes for the first time.
+// The same of a matrix that fills a warp's registers, in its buffer: four rows at a time, in few instructions, which
+// each warp executes for the first time.
 template <class Shape, bool kShort, bool kOfLog>
 __device__ inline void SoftmaxChainRows(const Task& task, int lane, int n, int64_t member, float* buffer,
                                         float* infinite) {

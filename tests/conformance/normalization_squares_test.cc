@@ -16,9 +16,10 @@ namespace sinkhorn::conformance {
 namespace {
 
 // `count` members of normal logits.
-Case Squares(int64_t count, int64_t n, int iterations, double deviation, DType dtype, uint64_t seed) {
+Case Squares(int64_t count, int64_t n, int iterations, double deviation, DType dtype, uint64_t seed,
+             const Recipe& recipe = LogRowColumnRecipe()) {
   Case c =
-      CaseOf(RandomLogits(n, n, LogRowColumnRecipe(), iterations, deviation, seed),
+      CaseOf(RandomLogits(n, n, recipe, iterations, deviation, seed),
              absl::StrCat(count, " of ", n, " x ", n, ", ", iterations, " iterations, deviation ", deviation), dtype);
   c.problem.count = count;
   c.output_dtype = dtype;
@@ -104,6 +105,45 @@ TEST_P(SquaresTest, Implicit) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) CheckImplicit(WithImplicit(Squares(2, 99, 9, 1, dtype, 3)));
 }
 
+// A softmax first, an offset, and a guard that is added; rows that end in one entry, so that u and v are as far from 1
+// as the offset lets them.
+TEST_P(SquaresTest, Softmax) {
+  Recipe coarse = DeepSeekRecipe();
+  coarse.offset = 1e-3;
+  coarse.guard_value = 1e-5;
+  for (const Recipe& recipe : {DeepSeekRecipe(), coarse}) {
+    for (int64_t n : {65, 100, 127, 128, 130, 200, 256, 257, 385, 512, 577, 1000}) {
+      for (double deviation : {1.0, 30.0}) {
+        for (int iterations : {1, 2, 9}) {
+          if (iterations != 9 && n != 100 && n != 385) continue;
+          const Case c = Squares(n < 257 ? 3 : 1, n, iterations, deviation, DType::kFloat32, n, recipe);
+          Check(c);
+          if (n < 1000) Check(WithCotangent(c));
+        }
+      }
+    }
+  }
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (int64_t n : {129, 520}) Check(WithCotangent(Squares(2, n, 5, 1, dtype, n, DeepSeekRecipe())));
+  }
+}
+
+// The implicit modes go on from P through the softmax: as all iterations do where they have converged.
+TEST_P(SquaresTest, ImplicitThroughTheSoftmax) {
+  Recipe recipe;
+  recipe.start = Start::kRowSoftmax;
+  recipe.offset = 0.01;
+  for (int64_t n : {35, 64, 65, 128, 200, 256, 300, 513, 600}) {
+    const Case c = WithCotangent(Squares(n < 200 ? 3 : 1, n, 60, 1, DType::kFloat32, n + 1, recipe));
+    Check(c);
+    for (BackwardMode mode : {BackwardMode::kImplicit, BackwardMode::kImplicitUnit}) {
+      Case implicit = c;
+      implicit.problem.normalization.backward = mode;
+      Check(implicit);
+    }
+  }
+}
+
 TEST_P(SquaresTest, OneIteration) {
   for (int64_t n : {67, 129, 500}) Check(WithCotangent(Squares(2, n, 1, 2, DType::kFloat32, n)));
 }
@@ -135,6 +175,9 @@ TEST_P(SquaresTest, SameBitsInAnyCompany) {
   for (int64_t n : {100, 200, 256, 300, 400, 520, 600, 1000}) {
     for (int64_t count : {1, 3}) {
       cases.push_back(Squares(count, n, 6, 1, DType::kFloat32, n + count));
+      cases.push_back(WithCotangent(cases.back()));
+      cases.push_back(WithImplicit(cases[cases.size() - 2]));
+      cases.push_back(Squares(count, n, 6, 1, DType::kFloat32, n + count, DeepSeekRecipe()));
       cases.push_back(WithCotangent(cases.back()));
       cases.push_back(WithImplicit(cases[cases.size() - 2]));
     }
