@@ -117,13 +117,13 @@ class NormalizationResident final : public Resident {
 struct Key {
   Kernel kernel;
   int size = 0;
-  PlainKind plain = {};  // work: of the other kernels too; softmax: of kHeld.
+  PlainKind plain = {};  // work: of the other kernels too; lead: of kHeld.
   int ranks = 1;         // kHeld
   int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
     const auto tie = [](const Key& key) {
       const PlainKind& plain = key.plain;
-      return std::tie(key.kernel, key.size, plain.work, plain.is_short, plain.softmax, key.ranks, key.threads);
+      return std::tie(key.kernel, key.size, plain.work, plain.is_short, plain.lead, key.ranks, key.threads);
     };
     return tie(*this) < tie(other);
   }
@@ -137,8 +137,10 @@ Key KeyOf(const NormalizationResident& resident) {
   const Work work = resident.task.unrolled            ? Work::kUnrolled
                     : whole && resident.task.implicit ? Work::kImplicit
                                                       : Work::kForward;
-  const PlainKind kind = {work, kernel == Kernel::kPlain && IsShort(resident.task), resident.shape.padded,
-                          whole && resident.task.softmax};
+  const Lead lead = whole && resident.task.softmax                        ? Lead::kSoftmax
+                    : kernel == Kernel::kHeld && resident.task.transposed ? Lead::kColumns
+                                                                          : Lead::kRows;
+  const PlainKind kind = {work, kernel == Kernel::kPlain && IsShort(resident.task), resident.shape.padded, lead};
   return {kernel, resident.shape.size, kind, resident.shape.ranks, 0};
 }
 
@@ -199,7 +201,7 @@ cudaError_t LaunchReady(const Ready& ready, bool early, cudaStream_t stream) {
     case Kernel::kTiles:
       return LaunchTiles(key.size, key.plain.work == Work::kUnrolled, launch, blocks, shared_bytes, stream);
     case Kernel::kHeld:
-      return LaunchHeld(key.size, key.ranks, key.plain.work, key.plain.softmax, launch, blocks, shared_bytes, stream);
+      return LaunchHeld(key.size, key.ranks, key.plain.work, key.plain.lead, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
       return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
     case Kernel::kBackward:

@@ -17,6 +17,7 @@ constexpr int64_t kStaticSharedBytes = 4 << 10;  // Of any kernel.
 // Guards of the plain kernels, at most: they must be less than 1 / 64, as GuardRests says; and, added, such that the
 // square of 24 of them is nothing to float32 (normalization_plain_softmax.cuh, for the offset too).
 constexpr double kPlainGuardMost = 1e-3, kPlainAddMost = 1e-5, kPlainOffsetLeast = 1e-16;
+constexpr double kHeldGuardMost = 0.5;  // Times the side.
 
 // That a block may have.
 int64_t SharedBytes(const DeviceInfo& device) {
@@ -97,7 +98,9 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
                     task.floor32 == std::numeric_limits<float>::lowest() &&
                     (unguarded || (task.guard == Guard::kAdd && task.guard_value <= kPlainAddMost));
   const bool plain = alike && task.n <= std::end(kPlainSides)[-1] && (rests || adds);
-  const bool held = alike && !task.transposed && ((bare && unguarded) || adds);
+  const bool columns = bare && task.transposed &&
+                       (unguarded || (task.guard == Guard::kMax && task.guard_value * task.n <= kHeldGuardMost));
+  const bool held = alike && ((bare && unguarded && !task.transposed) || adds || columns);
   const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
@@ -167,7 +170,7 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
   }
   if (plain) {
     const Work work = task.unrolled ? Work::kUnrolled : task.implicit ? Work::kImplicit : Work::kForward;
-    const PlainKind kind = {work, IsShort(task), shape->padded, task.softmax};
+    const PlainKind kind = {work, IsShort(task), shape->padded, task.softmax ? Lead::kSoftmax : Lead::kRows};
     const int64_t fitting = multiprocessors * PlainBlocks(shape->size, kind, shape->shared_bytes);
     at_a_time = shape->first_slot_bytes > 0 ? std::min(at_a_time, fitting) : fitting;
   }

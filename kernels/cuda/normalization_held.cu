@@ -13,14 +13,14 @@ namespace normalization {
 template <>
 HeldFunction HeldKernelOf<Held128>(Work work) {
   return work == Work::kImplicit   ? HeldImplicit<Held128>()
-         : work == Work::kUnrolled ? HeldKernel<Held128, Work::kUnrolled, false>
-                                   : HeldKernel<Held128, Work::kForward, false>;
+         : work == Work::kUnrolled ? HeldKernel<Held128, Work::kUnrolled, Lead::kRows>
+                                   : HeldKernel<Held128, Work::kForward, Lead::kRows>;
 }
 template <>
 HeldFunction HeldKernelOf<Held256>(Work work) {
   return work == Work::kImplicit   ? HeldImplicit<Held256>()
-         : work == Work::kUnrolled ? HeldKernel<Held256, Work::kUnrolled, false>
-                                   : HeldKernel<Held256, Work::kForward, false>;
+         : work == Work::kUnrolled ? HeldKernel<Held256, Work::kUnrolled, Lead::kRows>
+                                   : HeldKernel<Held256, Work::kForward, Lead::kRows>;
 }
 
 namespace {
@@ -89,11 +89,13 @@ HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task) {
   return plan;
 }
 
-cudaError_t LaunchHeld(int size, int ranks, Work work, bool softmax, const LaunchOf& launch, int blocks,
+cudaError_t LaunchHeld(int size, int ranks, Work work, Lead lead, const LaunchOf& launch, int blocks,
                        int64_t shared_bytes, cudaStream_t stream) {
   WithShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    auto* const kernel = softmax ? HeldSoftmax<Shape>(work) : HeldKernelOf<Shape>(work);
+    auto* const kernel = lead == Lead::kSoftmax   ? HeldSoftmax<Shape>(work)
+                         : lead == Lead::kColumns ? HeldColumns<Shape>(work)
+                                                  : HeldKernelOf<Shape>(work);
     LaunchCluster(kernel, blocks, ranks, Shape::kThreadCount, shared_bytes, stream, launch);
   });
   return TakeLaunchError();

@@ -4,8 +4,11 @@
 // Backward, formulas as in normalization_registers.cuh. The reverse of an iteration is a pass with other vectors. The
 // vectors of all iterations go to the workspace; where the passes are done the registers of K make room for the
 // gradient, a product of these histories, and its factor K is computed once more from the logits, bit by bit the same.
-// Of the implicit modes a step of conjugate gradients is a pass, too. Recipes that begin with a softmax: formulas as in
-// normalization_plain_softmax.cuh.
+// Of the implicit modes a step of conjugate gradients is a pass, too.
+//
+// Recipes that begin with a softmax: formulas as in normalization_plain_softmax.cuh. Those that begin with columns have
+// given rows at first likewise, u = e^(row maximum), which are 1 of exp W, and end with a step of rows more. A guard, a
+// least sum, is left to another kernel where it acts: by the first sums of both, as GuardRests has it.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_CUH_
 
@@ -16,11 +19,13 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-template <class Shape, Work kWork, bool kSoftmax>
+template <class Shape, Work kWork, Lead kLead>
 class Held : private HeldBase<Shape> {
   using Base = HeldBase<Shape>;
   static constexpr bool kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   static constexpr bool kBackward = kUnrolled || kImplicit;
+  static constexpr bool kSoftmax = kLead == Lead::kSoftmax, kColumnsFirst = kLead == Lead::kColumns;
+  static constexpr bool kGiven = kLead != Lead::kRows;  // The first rows' scalings are no step's.
 
  public:
   __device__ Held(const Task& task, float* slot, uint64_t (&barriers)[2], int rank, int ranks)
@@ -35,8 +40,8 @@ class Held : private HeldBase<Shape> {
   // `tally`: in shared memory.
   __device__ void Solve(int64_t member, LaneTally* tally) {
     member_ = member;
-    bool safe = this->template Start<kSoftmax>();
-    float v[C], col_error = Iterate(v);
+    bool safe = this->template Start<kLead>();
+    float v[C], col_error = Iterate(v, &safe);
     float row_bar = 0, col_bars[C];
     float row_error = FinishForward(v, &row_bar, col_bars);
     if constexpr (kImplicit) safe = SolveImplicit(row_bar, col_bars) && safe;
@@ -47,7 +52,10 @@ class Held : private HeldBase<Shape> {
     if (rank_ == 0 && threadIdx.x == 0) {
       task_.redo[member] = good ? 0 : 1;
       if (!good) tally->flags |= Tally::kRedo;
-      if (good) Certify(task_, member, true, row_error, col_error, task_.iterations, tally);
+      // Where columns come first Certify takes them for rows.
+      const float first_error = kColumnsFirst ? col_error : row_error;
+      const float second_error = kColumnsFirst ? row_error : col_error;
+      if (good) Certify(task_, member, true, first_error, second_error, task_.iterations, tally);
     }
     if constexpr (kBackward) {
       if constexpr (kUnrolled) Reverse(row_bar, col_bars);
@@ -98,38 +106,57 @@ class Held : private HeldBase<Shape> {
   using Base::Write;
 
   // ---- Iterations ---------------------------------------------------------------------------------------------------
-  // Returns this thread's part of the columns' errors.
-  __device__ float Iterate(float (&v)[C]) {
+  // Returns this thread's part of the columns' errors. *safe: false where a guard acts.
+  __device__ float Iterate(float (&v)[C], bool* safe) {
 #pragma unroll
     for (int c = 0; c < C; ++c) v[c] = Inside(c) ? 1.0f : 0.0f;
     if constexpr (kUnrolled) {
       for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(0)[j] = j < n_ ? 1.0f : 0.0f;
     }
     *Error() = 0;
-    const float guard = AddedGuard();
-    float a = 1, b = 1;  // 1 / u and 1 / v of the own row and column, where there is a guard.
+    const float guard = GuardValue();
+    float a = 1, b = 1;  // Of the own row and column, kSoftmax: 1 / u and 1 / v; kColumnsFirst: b is v.
+    float q[C];
+    const auto row_step = [&](int t, float sum) {
+      if (!HasRow()) return 0.0f;
+      if constexpr (kColumnsFirst) {
+        if (t == 1) return Exp2(-shift_);
+        if (t == 2) *safe = *safe && u_ * sum > guard;
+      }
+      if (kSoftmax && t > 1) a = fmaf(guard, a, sum);
+      return Reciprocal(kSoftmax ? a : sum);
+    };
 #pragma unroll 1
     for (int t = 1; t <= task_.iterations; ++t) {
-      float q[C];
-      u_ = Pass(v, q, [&](float sum) {
-        if (kSoftmax && t > 1) a = fmaf(guard, a, sum);
-        return HasRow() ? Reciprocal(kSoftmax ? a : sum) : 0.0f;
-      });
+      u_ = Pass(v, q, [&](float sum) { return row_step(t, sum); });
       if (kUnrolled && across_ == 0) HistoryU(t)[down_ * 32 + lane_] = u_;
       Columns(q, [&](int j, float sum) {
         if (kSoftmax) b = fmaf(guard, b, sum);
         const float now = Reciprocal(kSoftmax ? b : sum);
-        *Error() = fabsf(fmaf(now, sum, -1.0f));
-        if (t == task_.iterations) StoreSum(task_.column_sums, j, now * sum);
+        if constexpr (kColumnsFirst) {
+          if (t == 1) *safe = *safe && sum > guard;
+          b = now;
+        } else {
+          *Error() = fabsf(fmaf(now, sum, -1.0f));
+          if (t == task_.iterations) StoreSum(task_.column_sums, j, now * sum);
+        }
         return now;
       });
       ReadVector(v);
       if constexpr (kUnrolled) Remember(HistoryV(t));
     }
+    if constexpr (kColumnsFirst) {
+      u_ = Pass(v, q, [&](float sum) { return row_step(task_.iterations + 1, sum); });
+      Columns(q, [&](int j, float sum) {
+        *Error() = fabsf(fmaf(b, sum, -1.0f));
+        StoreSum(task_.column_sums, j, b * sum);
+        return b;  // The vector stays.
+      });
+    }
     return IsFirstOwner() ? *Error() : 0.0f;
   }
-  __device__ float AddedGuard() const {
-    return kSoftmax && task_.guard != Guard::kNone ? static_cast<float>(task_.guard_value) : 0.0f;
+  __device__ float GuardValue() const {
+    return kGiven && task_.guard != Guard::kNone ? static_cast<float>(task_.guard_value) : 0.0f;
   }
   __device__ void StoreSum(const Output& output, int k, float x) const {
     if (output.data != nullptr) StoreAs(output.dtype, output.data, member_ * n_ + k, x);
@@ -190,16 +217,28 @@ class Held : private HeldBase<Shape> {
   __device__ void Reverse(float row_bar, const float (&col_bars)[C]) {
     const int last = task_.iterations, j_own = OwnColumn();
     const float v_last = HistoryV(last)[j_own];
-    const float guard = AddedGuard();
+    const float guard = GuardValue();
     float row_left = row_bar * u_, col_left = 0;  // Of x and y, from the iteration behind: the guard's.
-    Columns(col_bars, [&](int, float sum) { return col_left = sum * v_last; });
+    const auto column_step = [&](int, float sum) { return col_left = sum * v_last; };
+    float y[C], q[C];
+    if constexpr (kColumnsFirst) {  // The last rows' step.
+      taken_ = row_bar;
+      ReadVector(y);
+      __syncthreads();  // The rows' parts are read.
+      (void)Pass(y, q, [&](float) { return row_left; });
+#pragma unroll
+      for (int c = 0; c < C; ++c) q[c] = fmaf(-y[c], q[c], col_bars[c]);
+      row_bar = 0;
+      Columns(q, column_step);
+    } else {
+      Columns(col_bars, column_step);
+    }
 #pragma unroll 1
     for (int t = last; t >= 1; --t) {
-      float y[C], q[C];
       const float u = HistoryU(t)[down_ * 32 + lane_], v = HistoryV(t - 1)[j_own];
       ReadVector(y);
       Remember(HistoryY(t));
-      if (kSoftmax && t == 1) {  // Its rows' step was the softmax.
+      if (kGiven && t == 1) {
         if (across_ == 0) HistoryX(t)[down_ * 32 + lane_] = 0;
         break;
       }
@@ -232,10 +271,10 @@ class Held : private HeldBase<Shape> {
       rows.Arrived();
 #pragma unroll
       for (int k = 0; k < kHalf; ++k) {
-        const float u = Line()[first + k];
+        const float u = Line()[first + k], taken = kColumnsFirst ? __shfl_sync(kFullMask, taken_, first + k) : 0.0f;
         Read(Buffer(k), g[k]);
 #pragma unroll
-        for (int c = 0; c < C; ++c) g[k][c] *= u * v[c];
+        for (int c = 0; c < C; ++c) g[k][c] = (kColumnsFirst ? g[k][c] - taken : g[k][c]) * (u * v[c]);
       }
       __syncwarp();  // The buffer is free.
       rows.Fetch(task_.logits, first, kHalf, Buffer(0));
@@ -319,10 +358,10 @@ class Held : private HeldBase<Shape> {
   }
 
   // ---- The implicit modes -------------------------------------------------------------------------------------------
-  // As in normalization_implicit.cuh, by conjugate gradients in float32; columns of P sum up to 1. A thread has some
-  // columns' numbers, in every block of a cluster the same; they are kept where rows come and go.
+  // As in normalization_implicit.cuh, by conjugate gradients in float32. Columns of P sum up to 1, or to kSum. A thread
+  // has some columns' numbers, in every block of a cluster the same; they are kept where rows come and go.
   static constexpr int kMine = kColumns / Shape::kThreadCount;
-  enum Number { kX, kResidual, kDirection, kV };
+  enum Number { kX, kResidual, kDirection, kV, kSum };
   __device__ float& Mine(Number number, int k) const { return Buffer(number)[32 * k + lane_]; }
   __device__ static int MyColumn(int k) { return static_cast<int>(threadIdx.x) + Shape::kThreadCount * k; }
   // The vector becomes number(k), of the own columns.
@@ -357,6 +396,16 @@ class Held : private HeldBase<Shape> {
     float x[C], q[C];
     ReadVector(x);
     __syncthreads();  // The rows' parts are read.
+    if constexpr (kColumnsFirst) {
+      (void)Pass(x, q, [&](float) { return u_; });
+#pragma unroll
+      for (int k = 0; k < kMine; ++k) Mine(kV, k) = Vector()[MyColumn(k)];
+      Columns(q, [](int, float sum) { return sum; });
+      const bool unit = task_.backward == BackwardMode::kImplicitUnit;
+#pragma unroll
+      for (int k = 0; k < kMine; ++k) Mine(kSum, k) = unit ? 1.0f : Mine(kV, k) * Vector()[MyColumn(k)];
+      SetVector([&](int k) { return Mine(kV, k); });
+    }
     const float side = row_bar * inverse_ * u_;
     (void)Pass(x, q, [&](float) { return side; });
 #pragma unroll
@@ -391,7 +440,8 @@ class Held : private HeldBase<Shape> {
 #pragma unroll
       for (int k = 0; k < kMine; ++k) {
         const float direction = Mine(kDirection, k);
-        product[k] = MyColumn(k) < n_ ? fmaf(-Mine(kV, k), Vector()[MyColumn(k)], direction) : 0.0f;
+        const float own = kColumnsFirst ? Mine(kSum, k) * direction : direction;
+        product[k] = MyColumn(k) < n_ ? fmaf(-Mine(kV, k), Vector()[MyColumn(k)], own) : 0.0f;
         sums[0] = fmaf(direction, product[k], sums[0]);
         sums[1] = fmaf(direction, direction, sums[1]);
         sums[2] += product[k];
@@ -488,11 +538,12 @@ class Held : private HeldBase<Shape> {
     }
   }
 
-  float u_ = 0;  // Of the own row.
+  float u_ = 0;      // Of the own row.
+  float taken_ = 0;  // Of the own row's cotangents, by the last rows' step.
   float row_sum_ = 0, inverse_ = 0, alpha_ = 0;
 };
 
-template <class Shape, Work kWork, bool kSoftmax>
+template <class Shape, Work kWork, Lead kLead>
 __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 128 ? 3 : 1)
     HeldKernel(const __grid_constant__ LaunchOf launch) {
 #if __CUDA_ARCH__ >= 900  // The shared memory of one before is too small.
@@ -502,8 +553,8 @@ __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 12
   const int ranks = Shape::kCluster ? task.ranks : 1, rank = block % ranks, clusters = task.blocks / ranks;
   __shared__ LaneTally tally;  // Thread 0's; registers have no room for it.
   if (threadIdx.x == 0) tally = LaneTally();
-  Held<Shape, kWork, kSoftmax> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers,
-                                    rank, ranks);
+  Held<Shape, kWork, kLead> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers,
+                                 rank, ranks);
   for (int64_t member = task.first + block / ranks; member < task.last; member += clusters) held.Solve(member, &tally);
   if constexpr (Shape::kCluster) SyncCluster();  // Nobody sends to a block that is gone.
   if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);

@@ -133,9 +133,11 @@ class HeldBase {
     }
   }
   // False, to some threads at least: the range is too wide. kSoftmax: K is the rows' softmax and the recipe's offset,
-  // whose range that is.
-  template <bool kSoftmax>
+  // whose range that is. kColumns: the rows' maxima, too, must be in range, and with them the first sums of columns.
+  template <Lead kLead>
   __device__ bool Start() {
+    constexpr bool kSoftmax = kLead == Lead::kSoftmax;
+    constexpr float kRange = kLead == Lead::kColumns ? kPlainRange : kGeneralRange;
     const HeldRows<Shape> rows = Rows();
     float lowest = 0;
     rows.Fetch(task_.logits, 0, kHalf, Buffer(0));
@@ -151,7 +153,9 @@ class HeldBase {
     for (int k = kHalf; k < kKept; ++k) Read(Buffer(k - kHalf), kept_[k]);
     if constexpr (kSoftmax) return true;
     // All logits within the range of their maximum, and above the floor.
-    return lowest >= -kLog2E * kGeneralRange && (!HasRow() || shift_ / -kLog2E - kGeneralRange > task_.floor32);
+    bool safe = lowest >= -kLog2E * kRange && (!HasRow() || shift_ / -kLog2E - kRange > task_.floor32);
+    if constexpr (kLead == Lead::kColumns) safe = safe && fabsf(shift_) <= kLog2E * kRange;
+    return safe;
   }
   // K in place of the logits in the buffer, the first or the second half of the warp's rows. A loop, not all rows at
   // once: what is executed once waits for its instructions.

@@ -8,14 +8,14 @@ namespace normalization {
 template <>
 HeldFunction HeldKernelOf<Held512>(Work work) {
   return work == Work::kImplicit   ? HeldImplicit<Held512>()
-         : work == Work::kUnrolled ? HeldKernel<Held512, Work::kUnrolled, false>
-                                   : HeldKernel<Held512, Work::kForward, false>;
+         : work == Work::kUnrolled ? HeldKernel<Held512, Work::kUnrolled, Lead::kRows>
+                                   : HeldKernel<Held512, Work::kForward, Lead::kRows>;
 }
 template <>
 HeldFunction HeldKernelOf<Held1024>(Work work) {
   return work == Work::kImplicit   ? HeldImplicit<Held1024>()
-         : work == Work::kUnrolled ? HeldKernel<Held1024, Work::kUnrolled, false>
-                                   : HeldKernel<Held1024, Work::kForward, false>;
+         : work == Work::kUnrolled ? HeldKernel<Held1024, Work::kUnrolled, Lead::kRows>
+                                   : HeldKernel<Held1024, Work::kForward, Lead::kRows>;
 }
 
 }  // namespace normalization

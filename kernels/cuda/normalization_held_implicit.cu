@@ -7,19 +7,19 @@ namespace normalization {
 
 template <>
 HeldFunction HeldImplicit<Held128>() {
-  return HeldKernel<Held128, Work::kImplicit, false>;
+  return HeldKernel<Held128, Work::kImplicit, Lead::kRows>;
 }
 template <>
 HeldFunction HeldImplicit<Held256>() {
-  return HeldKernel<Held256, Work::kImplicit, false>;
+  return HeldKernel<Held256, Work::kImplicit, Lead::kRows>;
 }
 template <>
 HeldFunction HeldImplicit<Held512>() {
-  return HeldKernel<Held512, Work::kImplicit, false>;
+  return HeldKernel<Held512, Work::kImplicit, Lead::kRows>;
 }
 template <>
 HeldFunction HeldImplicit<Held1024>() {
-  return HeldKernel<Held1024, Work::kImplicit, false>;
+  return HeldKernel<Held1024, Work::kImplicit, Lead::kRows>;
 }
 
 }  // namespace normalization

@@ -44,7 +44,8 @@ constexpr int kHeldStep = 2 * (Shape::kRows + Shape::kColumns);
 
 // Instances: of blocks in normalization_held.cu, of clusters in normalization_held_cluster.cu, kImplicit's in
 // normalization_held_implicit.cu; for softmax recipes in normalization_held_softmax.cu and
-// normalization_held_softmax_cluster.cu.
+// normalization_held_softmax_cluster.cu, for those that begin with columns in normalization_held_columns.cu and
+// normalization_held_columns_cluster.cu.
 using HeldFunction = void (*)(LaunchOf);
 template <class Shape>
 HeldFunction HeldKernelOf(Work work);
@@ -60,6 +61,16 @@ template <>
 HeldFunction HeldSoftmax<Held512>(Work work);
 template <>
 HeldFunction HeldSoftmax<Held1024>(Work work);
+template <class Shape>
+HeldFunction HeldColumns(Work work);
+template <>
+HeldFunction HeldColumns<Held128>(Work work);
+template <>
+HeldFunction HeldColumns<Held256>(Work work);
+template <>
+HeldFunction HeldColumns<Held512>(Work work);
+template <>
+HeldFunction HeldColumns<Held1024>(Work work);
 template <>
 HeldFunction HeldKernelOf<Held512>(Work work);
 template <>

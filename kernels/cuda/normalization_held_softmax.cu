@@ -7,15 +7,15 @@ namespace normalization {
 
 template <>
 HeldFunction HeldSoftmax<Held128>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held128, Work::kImplicit, true>
-         : work == Work::kUnrolled ? HeldKernel<Held128, Work::kUnrolled, true>
-                                   : HeldKernel<Held128, Work::kForward, true>;
+  return work == Work::kImplicit   ? HeldKernel<Held128, Work::kImplicit, Lead::kSoftmax>
+         : work == Work::kUnrolled ? HeldKernel<Held128, Work::kUnrolled, Lead::kSoftmax>
+                                   : HeldKernel<Held128, Work::kForward, Lead::kSoftmax>;
 }
 template <>
 HeldFunction HeldSoftmax<Held256>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held256, Work::kImplicit, true>
-         : work == Work::kUnrolled ? HeldKernel<Held256, Work::kUnrolled, true>
-                                   : HeldKernel<Held256, Work::kForward, true>;
+  return work == Work::kImplicit   ? HeldKernel<Held256, Work::kImplicit, Lead::kSoftmax>
+         : work == Work::kUnrolled ? HeldKernel<Held256, Work::kUnrolled, Lead::kSoftmax>
+                                   : HeldKernel<Held256, Work::kForward, Lead::kSoftmax>;
 }
 
 }  // namespace normalization

@@ -7,15 +7,15 @@ namespace normalization {
 
 template <>
 HeldFunction HeldSoftmax<Held512>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held512, Work::kImplicit, true>
-         : work == Work::kUnrolled ? HeldKernel<Held512, Work::kUnrolled, true>
-                                   : HeldKernel<Held512, Work::kForward, true>;
+  return work == Work::kImplicit   ? HeldKernel<Held512, Work::kImplicit, Lead::kSoftmax>
+         : work == Work::kUnrolled ? HeldKernel<Held512, Work::kUnrolled, Lead::kSoftmax>
+                                   : HeldKernel<Held512, Work::kForward, Lead::kSoftmax>;
 }
 template <>
 HeldFunction HeldSoftmax<Held1024>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held1024, Work::kImplicit, true>
-         : work == Work::kUnrolled ? HeldKernel<Held1024, Work::kUnrolled, true>
-                                   : HeldKernel<Held1024, Work::kForward, true>;
+  return work == Work::kImplicit   ? HeldKernel<Held1024, Work::kImplicit, Lead::kSoftmax>
+         : work == Work::kUnrolled ? HeldKernel<Held1024, Work::kUnrolled, Lead::kSoftmax>
+                                   : HeldKernel<Held1024, Work::kForward, Lead::kSoftmax>;
 }
 
 }  // namespace normalization

@@ -14,6 +14,9 @@ namespace normalization {
 
 // What a kernel does of a plain problem. kImplicit: IMPLICIT or IMPLICIT_UNIT.
 enum class Work { kForward, kUnrolled, kImplicit };
+// How its iterations begin: with a step of rows; with a softmax, which is one; with a step of columns, and so end with
+// one of rows.
+enum class Lead { kRows, kSoftmax, kColumns };
 
 // ---- Any problem: a block per member, float64 -----------------------------------------------------------------------
 // Workspace of a block.
@@ -41,7 +44,7 @@ struct HeldPlan {
 // The device is asked once for each size.
 HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task);
 // `blocks`: a multiple of `ranks`.
-cudaError_t LaunchHeld(int size, int ranks, Work work, bool softmax, const LaunchOf& launch, int blocks,
+cudaError_t LaunchHeld(int size, int ranks, Work work, Lead lead, const LaunchOf& launch, int blocks,
                        int64_t shared_bytes, cudaStream_t stream);
 
 // ---- Plain recipes, sides up to 64 in registers, float32 ------------------------------------------------------------
@@ -60,7 +63,7 @@ struct PlainKind {
   Work work;  // kImplicit: not `transposed`.
   bool is_short;
   bool padded;  // Sides may be smaller than the tile's.
-  bool softmax;
+  Lead lead;    // kColumns are kRows, `transposed`.
 };
 // `threads`: of a block, 32 or 128. `history_bytes`: for 128, the largest of all tasks. `early`: the device can begin
 // with it before the launch before in the stream has ended (Hopper).

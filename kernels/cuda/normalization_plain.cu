@@ -23,7 +23,7 @@ PlainFunction SoftmaxKernelOf(int size, const PlainKind& kind, bool one) {
   return nullptr;
 }
 PlainFunction KernelOf(int size, const PlainKind& kind, bool one) {
-  if (kind.softmax) return SoftmaxKernelOf(size, kind, one);
+  if (kind.lead == Lead::kSoftmax) return SoftmaxKernelOf(size, kind, one);
   switch (kind.work) {
     case Work::kForward:
       return (kind.is_short ? PlainForwardShort : PlainForward)(size, one);
@@ -40,7 +40,7 @@ bool TakesOne(const PlainKind& kind, const LaunchOf& launch) {
   const Task& task = launch.only;
   const bool plan_alone =
       task.plan.data != nullptr && task.row_sums.data == nullptr && task.column_sums.data == nullptr;
-  const bool unguarded = kind.softmax || task.guard == Guard::kNone;
+  const bool unguarded = kind.lead == Lead::kSoftmax || task.guard == Guard::kNone;
   return launch.tasks == nullptr && !kind.padded && !task.transposed && plan_alone && unguarded;
 }
 
@@ -69,7 +69,8 @@ template <class Body>
 auto WithTraits(int size, const PlainKind& kind, bool one, Body body) {
   return WithPlainShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    return kind.softmax ? WithTraitsOf<Shape, true>(kind, one, body) : WithTraitsOf<Shape, false>(kind, one, body);
+    const bool softmax = kind.lead == Lead::kSoftmax;
+    return softmax ? WithTraitsOf<Shape, true>(kind, one, body) : WithTraitsOf<Shape, false>(kind, one, body);
   });
 }
 

@@ -114,8 +114,8 @@ TEST_P(SquaresTest, Softmax) {
   for (const Recipe& recipe : {DeepSeekRecipe(), coarse}) {
     for (int64_t n : {65, 100, 127, 128, 130, 200, 256, 257, 385, 512, 577, 1000}) {
       for (double deviation : {1.0, 30.0}) {
-        for (int iterations : {1, 2, 9}) {
-          if (iterations != 9 && n != 100 && n != 385) continue;
+        for (int iterations : {1, 2, 8}) {
+          if (iterations != 8 && n != 100 && n != 385) continue;
           const Case c = Squares(n < 257 ? 3 : 1, n, iterations, deviation, DType::kFloat32, n, recipe);
           Check(c);
           if (n < 1000) Check(WithCotangent(c));
@@ -128,13 +128,44 @@ TEST_P(SquaresTest, Softmax) {
   }
 }
 
+// Columns first, with a guard that acts on a column or row far below, or on none; logits away from 0, as exp takes them.
+TEST_P(SquaresTest, ColumnsFirst) {
+  Recipe unguarded = LogRowColumnRecipe();
+  unguarded.order = Order::kColumnRow;
+  for (const Recipe& recipe : {ExpColumnRowRecipe(), unguarded}) {
+    for (int64_t n : {65, 100, 128, 130, 256, 300, 513, 1000}) {
+      const int64_t count = n < 257 ? 4 : 1;
+      for (int iterations : {1, 2, 8}) {
+        if (iterations != 8 && n != 100 && n != 300) continue;
+        Case c = Squares(count, n, iterations, 1, DType::kFloat32, n, recipe);
+        Vector logits = c.logits.values();
+        for (int64_t k = 0; k < count * n * n; ++k) {
+          const int64_t member = k / (n * n), i = k / n % n, j = k % n;
+          logits[k] += member == 1   ? 15
+                       : member == 2 ? (j == n / 2 ? -40 : 0)
+                       : member == 3 ? (i == n / 2 ? -35 : 0)
+                                     : 0;
+        }
+        c.logits = Tensor::Of(logits);
+        Check(c);
+        if (n < 1000) Check(WithCotangent(c));
+        if (n == 100) CheckImplicit(WithImplicit(c, BackwardMode::kImplicitUnit));
+        if (n == 100 || n == 130) CheckImplicit(WithImplicit(c));
+      }
+    }
+  }
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (int64_t n : {129, 520}) Check(WithCotangent(Squares(2, n, 5, 1, dtype, n, ExpColumnRowRecipe())));
+  }
+}
+
 // The implicit modes go on from P through the softmax: as all iterations do where they have converged.
 TEST_P(SquaresTest, ImplicitThroughTheSoftmax) {
   Recipe recipe;
   recipe.start = Start::kRowSoftmax;
   recipe.offset = 0.01;
-  for (int64_t n : {35, 64, 65, 128, 200, 256, 300, 513, 600}) {
-    const Case c = WithCotangent(Squares(n < 200 ? 3 : 1, n, 60, 1, DType::kFloat32, n + 1, recipe));
+  for (int64_t n : {35, 64, 65, 128, 200, 256, 300, 513}) {
+    const Case c = WithCotangent(Squares(n < 200 ? 2 : 1, n, 40, 1, DType::kFloat32, n + 1, recipe));
     Check(c);
     for (BackwardMode mode : {BackwardMode::kImplicit, BackwardMode::kImplicitUnit}) {
       Case implicit = c;
@@ -177,9 +208,11 @@ TEST_P(SquaresTest, SameBitsInAnyCompany) {
       cases.push_back(Squares(count, n, 6, 1, DType::kFloat32, n + count));
       cases.push_back(WithCotangent(cases.back()));
       cases.push_back(WithImplicit(cases[cases.size() - 2]));
-      cases.push_back(Squares(count, n, 6, 1, DType::kFloat32, n + count, DeepSeekRecipe()));
-      cases.push_back(WithCotangent(cases.back()));
-      cases.push_back(WithImplicit(cases[cases.size() - 2]));
+      for (const Recipe& recipe : {DeepSeekRecipe(), ExpColumnRowRecipe()}) {
+        cases.push_back(Squares(count, n, 6, 1, DType::kFloat32, n + count, recipe));
+        cases.push_back(WithCotangent(cases.back()));
+        cases.push_back(WithImplicit(cases[cases.size() - 2]));
+      }
     }
   }
   std::vector<const Case*> all;
