@@ -128,7 +128,7 @@ TEST_P(SquaresTest, Softmax) {
   }
 }
 
-// Columns first, with a guard that acts on a column or row far below, or on none; logits away from 0, as exp takes them.
+// Columns first, with a guard that acts on a column or a row far below, or on none; logits away from 0.
 TEST_P(SquaresTest, ColumnsFirst) {
   Recipe unguarded = LogRowColumnRecipe();
   unguarded.order = Order::kColumnRow;
