@@ -93,7 +93,7 @@ __device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], floa
     GatherCols<Shape>(v);
   };
   columns(1);
-#pragma unroll 2
+#pragma unroll(Shape::kLanes == 1 ? 4 : 2)
   for (int t = 2; t <= iterations; ++t) {
     float s[R];
     TimesRows<R, C>(K, v, s);
@@ -119,14 +119,19 @@ __device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], floa
     left[k] = row_bar[k] * u[k];  // Of x, from the iteration behind.
     y[k] = col_bar[k] * v[k];
   }
-  const auto rewind = [&](int t) {  // `before`: v_t; `sums`: K v_t, the lane's own.
+  const auto rewind = [&](int t) {  // `before`: v_t; `sums`: K v_t, the lane's own, and of t = 0 a_1.
     history.GetV(t, before);
     GatherCols<Shape>(before);
-    TimesRows<R, C>(K, before, sums);
-    ScatterRows<Shape>(sums);
+    if (t > 0) {
+      TimesRows<R, C>(K, before, sums);
+      ScatterRows<Shape>(sums);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) sums[k] = 1;
+    }
   };
   if constexpr (kRemade) rewind(iterations - 1);
-#pragma unroll 1
+#pragma unroll(Shape::kLanes == 1 ? 4 : 1)
   for (int t = iterations; t > 1; --t) {
     float s[R], q[C];
     GatherCols<Shape>(y);
@@ -138,7 +143,7 @@ __device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], floa
       for (int k = 0; k < kOwn; ++k) a[k] = sums[k];
       rewind(t - 2);
 #pragma unroll
-      for (int k = 0; k < kOwn; ++k) a[k] = fmaf(guard, t == 2 ? 1.0f : sums[k], a[k]);
+      for (int k = 0; k < kOwn; ++k) a[k] = fmaf(guard, sums[k], a[k]);
       Reciprocals<kOwn>(a, u);
     } else {
       history.GetU(t, u);
@@ -209,33 +214,46 @@ __device__ inline float OverEight(float x) {
   for (int mask = 4; mask >= 1; mask /= 2) x = Op::Of(x, __shfl_xor_sync(kFullMask, x, mask));
   return x;
 }
-// The same of a matrix that fills a warp's registers, in its buffer: four rows at a time, in few instructions, which
-// each warp executes for the first time.
+// The same of a matrix that fills a warp's registers, in its buffer: four rows at a time, two quads of each a lane's,
+// in few instructions, which each warp executes for the first time.
 template <class Shape, bool kShort, bool kOfLog>
 __device__ inline void SoftmaxChainRows(const Task& task, int lane, int n, int64_t member, float* buffer,
                                         float* infinite) {
-  static_assert(Shape::kMembers == 1 && Shape::kSize == 64, "a row is eight of each of eight lanes");
+  static_assert(Shape::kMembers == 1 && Shape::kSize == 64, "a row is two quads of each of eight lanes");
   constexpr int kPer = 8;
   constexpr float kLog2E = 1.4426950408889634f;
-  const int of_row = lane % 8, group = lane / 8;
+  const int group = lane / 8;
   const float offset = static_cast<float>(task.offset);
-#pragma unroll 2
+  const auto column = [&](int k) { return 4 * (lane % 8) + 32 * (k / 4) + k % 4; };
+  const auto load = [&](int row, float(&x)[kPer]) {
+    const int64_t at = (member * n + row) * n;
+#pragma unroll
+    for (int k = 0; k < kPer; k += 4) {
+      if (!kShort && n % 4 == 0 && row < n && column(k) < n) {
+        const float* const from = static_cast<const float*>(task.logits.data) + at + column(k);
+        const float4 y = *reinterpret_cast<const float4*>(from);
+        x[k] = y.x, x[k + 1] = y.y, x[k + 2] = y.z, x[k + 3] = y.w;
+        continue;
+      }
+#pragma unroll
+      for (int e = k; e < k + 4; ++e) {
+        if (row < n && column(e) < n) x[e] = LoadAs<float>(task.logits.dtype, task.logits.data, at + column(e));
+      }
+    }
+  };
+  float next[kPer] = {};  // On their way.
+  load(group, next);
+#pragma unroll 1
   for (int begin = 0; begin < n; begin += 4) {
     const int row = begin + group;
-    // In an order that keeps the four rows in different banks.
-    const auto column = [&](int k) { return of_row + 8 * (k ^ group); };
     const auto inside = [&](int k) { return row < n && column(k) < n; };
-    float x[kPer], top = -FLT_MAX, sum = 0, total = 0;
+    float x[kPer], g[kPer], top = -FLT_MAX, sum = 0, total = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      const int64_t at = (member * n + row) * n + column(k);
-      x[k] = -FLT_MAX;
-      if (inside(k)) {
-        x[k] = kShort ? LoadAs<float>(task.logits.dtype, task.logits.data, at)
-                      : static_cast<const float*>(task.logits.data)[at];
-      }
-      top = fmaxf(top, x[k]);
+      x[k] = next[k];
+      if (inside(k)) top = fmaxf(top, x[k]);
     }
+    if (begin + 4 < n) load(row + 4, next);
     top = OverEight<Max>(top);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
@@ -243,19 +261,27 @@ __device__ inline void SoftmaxChainRows(const Task& task, int lane, int n, int64
       sum += x[k];
     }
     const float scale = Reciprocal(fmaxf(OverEight<Sum>(sum), kSmallest));
-    float g[kPer];
+#pragma unroll
+    for (int k = 0; k < kPer; k += 4) {
+      const float4 y = *reinterpret_cast<const float4*>(buffer + Stage<Shape>::At(0, row, column(k)));
+      g[k] = y.x, g[k + 1] = y.y, g[k + 2] = y.z, g[k + 3] = y.w;
+    }
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       x[k] *= scale;
-      g[k] = inside(k) ? OfSoftmax<kOfLog>(buffer[Stage<Shape>::At(0, row, column(k))], x[k], offset) : 0.0f;
+      g[k] = OfSoftmax<kOfLog>(g[k], x[k], offset);
       total = fmaf(x[k], g[k], total);
     }
     total = OverEight<Sum>(total);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      const float gradient = x[k] * (g[k] - total);
-      *infinite = fmaf(gradient, 0.0f, *infinite);
-      if (inside(k)) buffer[Stage<Shape>::At(0, row, column(k))] = gradient;
+      g[k] = x[k] * (g[k] - total);
+      *infinite = fmaf(g[k], 0.0f, *infinite);
+    }
+#pragma unroll
+    for (int k = 0; k < kPer; k += 4) {
+      float4* const to = reinterpret_cast<float4*>(buffer + Stage<Shape>::At(0, row, column(k)));
+      *to = make_float4(g[k], g[k + 1], g[k + 2], g[k + 3]);
     }
   }
 }

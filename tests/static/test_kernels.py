@@ -25,7 +25,7 @@ HOT = {
     "normalization_plain_forward.cu": ("PlainKernel", 12),
     "normalization_plain_forward_short.cu": ("PlainKernel", 12),
     "normalization_plain_implicit.cu": (r"PlainKernelINS\w*9TileShapeILi(4ELi4E|4ELi8ELi[48]E|8ELi16E)", 7),
-    # Backward, but for tiles of 64, which spill five registers or eight.
+    # Backward, but for tiles of 64, which spill six registers or twelve.
     "normalization_softmax_backward.cu": (r"PlainKernelINS\w*9TileShapeILi[46]E", 10),
     # Of tiles of 32 what is for whole ones alone spills six registers, once.
     "normalization_softmax_backward_short.cu": (r"PlainKernelINS\w*9TileShapeILi(?!8|4ELi8ELi8\w*Lb1ELb1ELb1)", 9),
