@@ -126,7 +126,7 @@ int32_t BlocksFor(int64_t warps, int64_t at_a_time, int64_t most = 2, int64_t ti
 
 // Where the device cannot hold it, kernel becomes another.
 void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
-  const HeldPlan plan = device.compute_major >= 9 ? HeldPlanOf(device.index, device.sm_count, task) : HeldPlan();
+  const HeldPlan plan = HeldPlanOf(device.index, device.sm_count, task);
   if (plan.at_a_time == 0) {
     shape->kernel = task.implicit ? Kernel::kGeneral : Kernel::kStream;
     return;

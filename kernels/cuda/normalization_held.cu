@@ -48,7 +48,8 @@ template <class Shape>
 int MembersAtATime(int multiprocessors, int ranks) {
   auto* const kernel = HeldKernelOf<Shape>(Work::kUnrolled);
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.ptxVersion < 90) return 0;
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
+  if (attributes.ptxVersion < 90 && !kHeldBeforeHopper<Shape>) return 0;
   AllowShared(kernel, kSharedBytes<Shape>);
   int most = 0;
   if (ranks == 1) {

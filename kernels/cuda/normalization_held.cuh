@@ -546,19 +546,25 @@ class Held : private HeldBase<Shape> {
 template <class Shape, Work kWork, Lead kLead>
 __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 128 ? 3 : 1)
     HeldKernel(const __grid_constant__ LaunchOf launch) {
-#if __CUDA_ARCH__ >= 900  // The shared memory of one before is too small.
-  __shared__ Task task;
-  __shared__ uint64_t barriers[2];
-  const int block = LoadTask(launch, &task);
-  const int ranks = Shape::kCluster ? task.ranks : 1, rank = block % ranks, clusters = task.blocks / ranks;
-  __shared__ LaneTally tally;  // Thread 0's; registers have no room for it.
-  if (threadIdx.x == 0) tally = LaneTally();
-  Held<Shape, kWork, kLead> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers,
-                                 rank, ranks);
-  for (int64_t member = task.first + block / ranks; member < task.last; member += clusters) held.Solve(member, &tally);
-  if constexpr (Shape::kCluster) SyncCluster();  // Nobody sends to a block that is gone.
-  if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kRuns = true;
+#else
+  constexpr bool kRuns = kHeldBeforeHopper<Shape>;
 #endif
+  if constexpr (kRuns) {
+    __shared__ Task task;
+    __shared__ uint64_t barriers[2];
+    const int block = LoadTask(launch, &task);
+    const int ranks = Shape::kCluster ? task.ranks : 1, rank = block % ranks, clusters = task.blocks / ranks;
+    __shared__ LaneTally tally;  // Thread 0's; registers have no room for it.
+    if (threadIdx.x == 0) tally = LaneTally();
+    Held<Shape, kWork, kLead> held(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers,
+                                   rank, ranks);
+    for (int64_t member = task.first + block / ranks; member < task.last; member += clusters)
+      held.Solve(member, &tally);
+    if constexpr (Shape::kCluster) SyncCluster();  // Nobody sends to a block that is gone.
+    if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);
+  }
 }
 
 }  // namespace normalization

@@ -38,6 +38,10 @@ constexpr int kHeldSharedFloats = Shape::W*(Shape::kBuffer + 1) * Shape::kWarpCo
                                   + (Shape::kCluster ? 2 : 1) * Shape::kColumns + 64 * Shape::W  // Vectors.
                                   + 2 * Shape::kAcross* Shape::kRows + Shape::W + Shape::kRanksMost + 8;
 
+// Those that need no cluster and no more memory than compute capability 8.0 has for a block run there, too.
+template <class Shape>
+constexpr bool kHeldBeforeHopper = !Shape::kCluster && kHeldSharedFloats<Shape> * sizeof(float) <= 160 << 10;
+
 // Floats of an iteration's history: u, x of the block's rows; v, y.
 template <class Shape>
 constexpr int kHeldStep = 2 * (Shape::kRows + Shape::kColumns);

@@ -34,7 +34,7 @@ int64_t StreamSharedBytes(int size, int64_t rows);
 // `shared_bytes`: the largest of all tasks.
 cudaError_t LaunchStream(int size, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream);
 
-// ---- Plain recipes, sides from 65 to 1,024, held on the chip, float32 (Hopper) --------------------------------------
+// ---- Plain recipes, sides from 65 to 1,024, held on the chip, float32 (above 128: Hopper) ---------------------------
 // By a block a member, or a cluster of them.
 struct HeldPlan {
   int size = 0, ranks = 1;  // Of the kernel's instance; blocks of a member.

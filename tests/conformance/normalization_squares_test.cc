@@ -159,6 +159,20 @@ TEST_P(SquaresTest, ColumnsFirst) {
   }
 }
 
+// Of one block each, in all ways.
+TEST_P(SquaresTest, OfABlock) {
+  for (const Recipe& recipe : {LogRowColumnRecipe(), DeepSeekRecipe(), ExpColumnRowRecipe()}) {
+    for (int64_t n : {65, 100, 128}) {
+      for (int iterations : {1, 4}) {
+        const Case c = Squares(2, n, iterations, 1, n == 100 ? DType::kBFloat16 : DType::kFloat32, n, recipe);
+        Check(c);
+        Check(WithCotangent(c));
+        if (recipe.start == Start::kExp) CheckImplicit(WithImplicit(c));
+      }
+    }
+  }
+}
+
 // The implicit modes go on from P through the softmax: as all iterations do where they have converged.
 TEST_P(SquaresTest, ImplicitThroughTheSoftmax) {
   Recipe recipe;
