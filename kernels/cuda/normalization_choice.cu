@@ -97,10 +97,11 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool adds = task.softmax && task.offset >= kPlainOffsetLeast && task.offset <= 1 &&
                     task.floor32 == std::numeric_limits<float>::lowest() &&
                     (unguarded || (task.guard == Guard::kAdd && task.guard_value <= kPlainAddMost));
-  const bool plain = alike && task.n <= std::end(kPlainSides)[-1] && (rests || adds);
+  const bool beyond = task.n > std::end(kPlainSides)[-1];
+  const bool plain = alike && !beyond && (rests || adds);
   const bool columns = bare && task.transposed &&
                        (unguarded || (task.guard == Guard::kMax && task.guard_value * task.n <= kHeldGuardMost));
-  const bool held = alike && ((bare && unguarded && !task.transposed) || adds || columns);
+  const bool held = alike && beyond && ((bare && unguarded && !task.transposed) || adds || columns);
   const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
