@@ -1,27 +1,15 @@
-// Matrices with sides from 65 to 1,024 on the chip: the choice of a kernel, its launch, and its instances for blocks.
+// Matrices with sides from 65 to 1,024 on the chip: the choice of a kernel, and its launch.
 #include <algorithm>
 #include <atomic>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/normalization_held.cuh"
+#include "kernels/cuda/normalization_held_shape.cuh"
 #include "kernels/cuda/normalization_kernels.h"
+#include "kernels/cuda/transport_cluster.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
-
-template <>
-HeldFunction HeldKernelOf<Held128>(Work work) {
-  return work == Work::kImplicit   ? HeldImplicit<Held128>()
-         : work == Work::kUnrolled ? HeldKernel<Held128, Work::kUnrolled, Lead::kRows>
-                                   : HeldKernel<Held128, Work::kForward, Lead::kRows>;
-}
-template <>
-HeldFunction HeldKernelOf<Held256>(Work work) {
-  return work == Work::kImplicit   ? HeldImplicit<Held256>()
-         : work == Work::kUnrolled ? HeldKernel<Held256, Work::kUnrolled, Lead::kRows>
-                                   : HeldKernel<Held256, Work::kForward, Lead::kRows>;
-}
 
 namespace {
 
@@ -46,7 +34,7 @@ constexpr size_t kSharedBytes = kHeldSharedFloats<Shape> * sizeof(float);
 // Members at a time on the calling thread's device; 0: it cannot run the kernel.
 template <class Shape>
 int MembersAtATime(int multiprocessors, int ranks) {
-  auto* const kernel = HeldKernelOf<Shape>(Work::kUnrolled);
+  auto* const kernel = HeldKernelOf<Shape, Lead::kRows>(Work::kUnrolled);
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
   if (attributes.ptxVersion < 90 && !kHeldBeforeHopper<Shape>) return 0;
@@ -94,9 +82,9 @@ cudaError_t LaunchHeld(int size, int ranks, Work work, Lead lead, const LaunchOf
                        int64_t shared_bytes, cudaStream_t stream) {
   WithShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    auto* const kernel = lead == Lead::kSoftmax   ? HeldSoftmax<Shape>(work)
-                         : lead == Lead::kColumns ? HeldColumns<Shape>(work)
-                                                  : HeldKernelOf<Shape>(work);
+    auto* const kernel = lead == Lead::kSoftmax   ? HeldKernelOf<Shape, Lead::kSoftmax>(work)
+                         : lead == Lead::kColumns ? HeldKernelOf<Shape, Lead::kColumns>(work)
+                                                  : HeldKernelOf<Shape, Lead::kRows>(work);
     LaunchCluster(kernel, blocks, ranks, Shape::kThreadCount, shared_bytes, stream, launch);
   });
   return TakeLaunchError();

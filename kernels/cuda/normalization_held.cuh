@@ -567,6 +567,13 @@ __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 12
   }
 }
 
+template <class Shape, Lead kLead>
+HeldFunction HeldKernelOf(Work work) {
+  return work == Work::kImplicit   ? HeldKernel<Shape, Work::kImplicit, kLead>
+         : work == Work::kUnrolled ? HeldKernel<Shape, Work::kUnrolled, kLead>
+                                   : HeldKernel<Shape, Work::kForward, kLead>;
+}
+
 }  // namespace normalization
 }  // namespace cuda
 }  // namespace sinkhorn

@@ -46,47 +46,11 @@ constexpr bool kHeldBeforeHopper = !Shape::kCluster && kHeldSharedFloats<Shape> 
 template <class Shape>
 constexpr int kHeldStep = 2 * (Shape::kRows + Shape::kColumns);
 
-// Instances: of blocks in normalization_held.cu, of clusters in normalization_held_cluster.cu, kImplicit's in
-// normalization_held_implicit.cu; for softmax recipes in normalization_held_softmax.cu and
-// normalization_held_softmax_cluster.cu, for those that begin with columns in normalization_held_columns.cu and
-// normalization_held_columns_cluster.cu.
+// The kernel's instances, each of them in one file: normalization_held_{rows,softmax,columns}.cu of blocks, and
+// ..._cluster.cu.
 using HeldFunction = void (*)(LaunchOf);
-template <class Shape>
+template <class Shape, Lead kLead>
 HeldFunction HeldKernelOf(Work work);
-template <class Shape>
-HeldFunction HeldImplicit();
-template <class Shape>
-HeldFunction HeldSoftmax(Work work);
-template <>
-HeldFunction HeldSoftmax<Held128>(Work work);
-template <>
-HeldFunction HeldSoftmax<Held256>(Work work);
-template <>
-HeldFunction HeldSoftmax<Held512>(Work work);
-template <>
-HeldFunction HeldSoftmax<Held1024>(Work work);
-template <class Shape>
-HeldFunction HeldColumns(Work work);
-template <>
-HeldFunction HeldColumns<Held128>(Work work);
-template <>
-HeldFunction HeldColumns<Held256>(Work work);
-template <>
-HeldFunction HeldColumns<Held512>(Work work);
-template <>
-HeldFunction HeldColumns<Held1024>(Work work);
-template <>
-HeldFunction HeldKernelOf<Held512>(Work work);
-template <>
-HeldFunction HeldKernelOf<Held1024>(Work work);
-template <>
-HeldFunction HeldImplicit<Held128>();
-template <>
-HeldFunction HeldImplicit<Held256>();
-template <>
-HeldFunction HeldImplicit<Held512>();
-template <>
-HeldFunction HeldImplicit<Held1024>();
 
 }  // namespace normalization
 }  // namespace cuda

@@ -1,22 +1,12 @@
-// Instances of the kernel that holds matrices on the chip for softmax recipes, blocks: sides from 65 to 256.
+// Instances of the kernel that holds matrices on the chip, recipes that begin with a softmax: blocks.
 #include "kernels/cuda/normalization_held.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-template <>
-HeldFunction HeldSoftmax<Held128>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held128, Work::kImplicit, Lead::kSoftmax>
-         : work == Work::kUnrolled ? HeldKernel<Held128, Work::kUnrolled, Lead::kSoftmax>
-                                   : HeldKernel<Held128, Work::kForward, Lead::kSoftmax>;
-}
-template <>
-HeldFunction HeldSoftmax<Held256>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held256, Work::kImplicit, Lead::kSoftmax>
-         : work == Work::kUnrolled ? HeldKernel<Held256, Work::kUnrolled, Lead::kSoftmax>
-                                   : HeldKernel<Held256, Work::kForward, Lead::kSoftmax>;
-}
+template HeldFunction HeldKernelOf<Held128, Lead::kSoftmax>(Work work);
+template HeldFunction HeldKernelOf<Held256, Lead::kSoftmax>(Work work);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -1,22 +1,12 @@
-// Instances of the kernel that holds matrices on the chip for softmax recipes, clusters of blocks: sides from 257 on.
+// Instances of the kernel that holds matrices on the chip, recipes that begin with a softmax: clusters of blocks.
 #include "kernels/cuda/normalization_held.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-template <>
-HeldFunction HeldSoftmax<Held512>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held512, Work::kImplicit, Lead::kSoftmax>
-         : work == Work::kUnrolled ? HeldKernel<Held512, Work::kUnrolled, Lead::kSoftmax>
-                                   : HeldKernel<Held512, Work::kForward, Lead::kSoftmax>;
-}
-template <>
-HeldFunction HeldSoftmax<Held1024>(Work work) {
-  return work == Work::kImplicit   ? HeldKernel<Held1024, Work::kImplicit, Lead::kSoftmax>
-         : work == Work::kUnrolled ? HeldKernel<Held1024, Work::kUnrolled, Lead::kSoftmax>
-                                   : HeldKernel<Held1024, Work::kForward, Lead::kSoftmax>;
-}
+template HeldFunction HeldKernelOf<Held512, Lead::kSoftmax>(Work work);
+template HeldFunction HeldKernelOf<Held1024, Lead::kSoftmax>(Work work);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -11,26 +11,21 @@ namespace cuda {
 namespace normalization {
 namespace {
 
-PlainFunction SoftmaxKernelOf(int size, const PlainKind& kind, bool one) {
-  switch (kind.work) {
-    case Work::kForward:
-      return (kind.is_short ? SoftmaxForwardShort : SoftmaxForward)(size, one);
-    case Work::kUnrolled:
-      return (kind.is_short ? SoftmaxBackwardShort : SoftmaxBackward)(size, one);
-    case Work::kImplicit:
-      return (kind.is_short ? SoftmaxImplicitShort : SoftmaxImplicit)(size, one);
+template <Work kWork>
+PlainFunction KernelOf(int size, const PlainKind& kind, bool one) {
+  if (kind.lead == Lead::kSoftmax) {
+    return (kind.is_short ? PlainKernelOf<kWork, true, true> : PlainKernelOf<kWork, false, true>)(size, one);
   }
-  return nullptr;
+  return (kind.is_short ? PlainKernelOf<kWork, true, false> : PlainKernelOf<kWork, false, false>)(size, one);
 }
 PlainFunction KernelOf(int size, const PlainKind& kind, bool one) {
-  if (kind.lead == Lead::kSoftmax) return SoftmaxKernelOf(size, kind, one);
   switch (kind.work) {
     case Work::kForward:
-      return (kind.is_short ? PlainForwardShort : PlainForward)(size, one);
+      return KernelOf<Work::kForward>(size, kind, one);
     case Work::kUnrolled:
-      return (kind.is_short ? PlainBackwardShort : PlainBackward)(size, one);
+      return KernelOf<Work::kUnrolled>(size, kind, one);
     case Work::kImplicit:
-      return (kind.is_short ? PlainImplicitShort : PlainImplicit)(size, one);
+      return KernelOf<Work::kImplicit>(size, kind, one);
   }
   return nullptr;
 }

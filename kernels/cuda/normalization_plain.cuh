@@ -414,22 +414,6 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   AwaitKernelBefore();
 }
 
-// Null: there is none.
-template <Work kWork, bool kShort, bool kSoftmax>
-PlainFunction PlainKernelOf(int size, bool one) {
-  return WithPlainShape(size, [&](auto shape) -> PlainFunction {
-    using Shape = decltype(shape);
-    if constexpr (kWork != Work::kForward && Shape::kSize == 20) {
-      return nullptr;
-    } else {
-      if constexpr (HasOne<Shape>) {
-        if (one) return PlainKernel<Shape, kWork, kShort, true, kSoftmax>;
-      }
-      return one ? nullptr : PlainKernel<Shape, kWork, kShort, false, kSoftmax>;
-    }
-  });
-}
-
 }  // namespace normalization
 }  // namespace cuda
 }  // namespace sinkhorn

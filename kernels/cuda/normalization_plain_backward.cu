@@ -1,12 +1,11 @@
 // Instances of the plain recipes' kernel: float32, forward and backward.
-#include "kernels/cuda/normalization_plain.cuh"
-#include "kernels/cuda/normalization_plain_kernels.h"
+#include "kernels/cuda/normalization_plain_instances.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainBackward(int size, bool one) { return PlainKernelOf<Work::kUnrolled, false, false>(size, one); }
+template PlainFunction PlainKernelOf<Work::kUnrolled, false, false>(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -1,12 +1,11 @@
 // Instances of the plain recipes' kernel: types of 2 bytes, forward.
-#include "kernels/cuda/normalization_plain.cuh"
-#include "kernels/cuda/normalization_plain_kernels.h"
+#include "kernels/cuda/normalization_plain_instances.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction PlainForwardShort(int size, bool one) { return PlainKernelOf<Work::kForward, true, false>(size, one); }
+template PlainFunction PlainKernelOf<Work::kForward, true, false>(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -10,20 +10,9 @@ namespace normalization {
 
 using PlainFunction = void (*)(LaunchOf);
 
-// Of tile `size` (kPlainSides). `one`: as PlainTraits has it; null where there is none.
-PlainFunction PlainForward(int size, bool one);
-PlainFunction PlainForwardShort(int size, bool one);
-PlainFunction PlainBackward(int size, bool one);
-PlainFunction PlainBackwardShort(int size, bool one);
-PlainFunction PlainImplicit(int size, bool one);
-PlainFunction PlainImplicitShort(int size, bool one);
-// Of recipes that begin with a softmax.
-PlainFunction SoftmaxForward(int size, bool one);
-PlainFunction SoftmaxForwardShort(int size, bool one);
-PlainFunction SoftmaxBackward(int size, bool one);
-PlainFunction SoftmaxBackwardShort(int size, bool one);
-PlainFunction SoftmaxImplicit(int size, bool one);
-PlainFunction SoftmaxImplicitShort(int size, bool one);
+// Of tile `size` (kPlainSides). kShort, `one`, kSoftmax: as PlainTraits has them. Null where there is none.
+template <Work kWork, bool kShort, bool kSoftmax>
+PlainFunction PlainKernelOf(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -1,12 +1,11 @@
 // Instances of the plain kernel for softmax recipes: float32, forward.
-#include "kernels/cuda/normalization_plain.cuh"
-#include "kernels/cuda/normalization_plain_kernels.h"
+#include "kernels/cuda/normalization_plain_instances.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction SoftmaxForward(int size, bool one) { return PlainKernelOf<Work::kForward, false, true>(size, one); }
+template PlainFunction PlainKernelOf<Work::kForward, false, true>(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -1,12 +1,11 @@
 // Instances of the plain kernel for softmax recipes: types of 2 bytes, forward.
-#include "kernels/cuda/normalization_plain.cuh"
-#include "kernels/cuda/normalization_plain_kernels.h"
+#include "kernels/cuda/normalization_plain_instances.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-PlainFunction SoftmaxForwardShort(int size, bool one) { return PlainKernelOf<Work::kForward, true, true>(size, one); }
+template PlainFunction PlainKernelOf<Work::kForward, true, true>(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

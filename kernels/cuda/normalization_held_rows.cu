@@ -1,0 +1,13 @@
+// Instances of the kernel that holds matrices on the chip, recipes that begin with rows: blocks.
+#include "kernels/cuda/normalization_held.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace normalization {
+
+template HeldFunction HeldKernelOf<Held128, Lead::kRows>(Work work);
+template HeldFunction HeldKernelOf<Held256, Lead::kRows>(Work work);
+
+}  // namespace normalization
+}  // namespace cuda
+}  // namespace sinkhorn
