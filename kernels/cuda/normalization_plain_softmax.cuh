@@ -12,6 +12,9 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_SOFTMAX_CUH_
 
+#include <cstring>
+#include <type_traits>
+
 #include "kernels/cuda/normalization_plain_start.cuh"
 
 namespace sinkhorn {
@@ -225,32 +228,37 @@ __device__ inline void SoftmaxChainRows(const Task& task, int lane, int n, int64
   const int group = lane / 8;
   const float offset = static_cast<float>(task.offset);
   const auto column = [&](int k) { return 4 * (lane % 8) + 32 * (k / 4) + k % 4; };
-  const auto load = [&](int row, float(&x)[kPer]) {
-    const int64_t at = (member * n + row) * n;
+  using Raw = std::conditional_t<kShort, uint16_t, float>;  // Four of them are loaded at once, if they may be.
+  using Raws = std::conditional_t<kShort, uint2, float4>;
+  const auto load = [&](int row, Raws(&x)[kPer / 4]) {
+    const Raw* const from = static_cast<const Raw*>(task.logits.data) + (member * n + row) * n;
 #pragma unroll
     for (int k = 0; k < kPer; k += 4) {
-      if (!kShort && n % 4 == 0 && row < n && column(k) < n) {
-        const float* const from = static_cast<const float*>(task.logits.data) + at + column(k);
-        const float4 y = *reinterpret_cast<const float4*>(from);
-        x[k] = y.x, x[k + 1] = y.y, x[k + 2] = y.z, x[k + 3] = y.w;
-        continue;
-      }
+      if (row >= n || column(k) >= n) continue;
+      if (n % 4 == 0) {
+        x[k / 4] = *reinterpret_cast<const Raws*>(from + column(k));
+      } else {
+        Raw four[4];
 #pragma unroll
-      for (int e = k; e < k + 4; ++e) {
-        if (row < n && column(e) < n) x[e] = LoadAs<float>(task.logits.dtype, task.logits.data, at + column(e));
+        for (int e = 0; e < 4; ++e) four[e] = from[min(column(k + e), n - 1)];
+        memcpy(&x[k / 4], four, sizeof(Raws));
       }
     }
   };
-  float next[kPer] = {};  // On their way.
+  Raws next[kPer / 4] = {};  // On their way.
   load(group, next);
 #pragma unroll 1
   for (int begin = 0; begin < n; begin += 4) {
     const int row = begin + group;
     const auto inside = [&](int k) { return row < n && column(k) < n; };
     float x[kPer], g[kPer], top = -FLT_MAX, sum = 0, total = 0;
+    if constexpr (kShort) {
+      Unpack(task.logits.dtype, make_uint4(next[0].x, next[0].y, next[1].x, next[1].y), x);
+    } else {
+      memcpy(x, next, sizeof(x));
+    }
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      x[k] = next[k];
       if (inside(k)) top = fmaxf(top, x[k]);
     }
     if (begin + 4 < n) load(row + 4, next);
