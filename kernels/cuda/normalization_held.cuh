@@ -500,14 +500,15 @@ class Held : private HeldBase<Shape> {
         }
         Write(g, Buffer(k));
       }
-      if constexpr (kSoftmax) ChainGroup(first, &infinite);
-      rows.Store(task_.gradient, first, kGroup, Buffer(0));
+      const float* result = Buffer(0);
+      if constexpr (kSoftmax) result = ChainGroup(first, &infinite);
+      rows.Store(task_.gradient, first, kGroup, result);
     }
     return infinite == 0;
   }
 
-  // From dL/dlog K to dL/dlogits, a group of rows in the buffer. The place of its rows of K is free.
-  __device__ void ChainGroup(int first, float* infinite) const {
+  // From dL/dlog K, a group of rows in the buffer, to dL/dlogits, in the place of its rows of K.
+  __device__ const float* ChainGroup(int first, float* infinite) const {
     const float offset = static_cast<float>(task_.offset);
     const auto place = [&](int k) { return first == Shape::kKept ? this->Stored(k) : this->Copied(k); };
     __syncwarp();  // The rows of K are read.
@@ -530,12 +531,11 @@ class Held : private HeldBase<Shape> {
     const float total = this->template AcrossWarps<Sum>(Scatter<kGroup>(totals, lane_), first / kGroup % 2);
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
-      float s[C], g[C];
+      float g[C];
       Read(Buffer(k), g);
       FinishRow(total, first + k, place(k), g, infinite);
-      Read(place(k), s);
-      Write(s, Buffer(k));
     }
+    return place(0);
   }
 
   float u_ = 0;      // Of the own row.

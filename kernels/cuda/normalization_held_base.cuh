@@ -162,19 +162,7 @@ class HeldBase {
   template <bool kSoftmax>
   __device__ void StartHalf(int half, float* lowest) {
     const int first = half * kHalf;
-    float tops[kGroup], own = 0;
-#pragma unroll 1
-    for (int group = 0; group < kHalf; group += kGroup) {
-#pragma unroll
-      for (int k = 0; k < kGroup; ++k) {
-        float w[C];
-        Read(Buffer(group + k), w);
-        tops[k] = Largest(w);
-      }
-      const float largest = Scatter<kGroup, Max>(tops, lane_);
-      if (lane_ / kGroup == (first + group) / kGroup) own = largest;
-    }
-    own = AcrossWarps<Max>(own, kSoftmax ? 0 : half);
+    const float own = OverHalf<Max>(half, kSoftmax ? 0 : half, [this](const float(&w)[C]) { return this->Largest(w); });
     // Its rounding scales the row: nothing that u would not undo.
     if (lane_ / kHalf == half) shift_ = HasRow() ? -kLog2E * own : 0.0f;
 #pragma unroll 4
@@ -186,25 +174,35 @@ class HeldBase {
     }
     if constexpr (kSoftmax) DivideHalf(half);
   }
-  // From exponentials to K: rows by their sums, and the offset.
-  __device__ void DivideHalf(int half) {
+  // What a row in the buffer, the first or the second half of the warp's, comes to over the lanes and warps that have
+  // it, from take(a lane's elements): on the row's own lane. `buffer`: as AcrossWarps'.
+  template <class Op, class Take>
+  __device__ float OverHalf(int half, int buffer, Take take) {
     const int first = half * kHalf;
-    const float offset = static_cast<float>(task_.offset);
-    float sums[kGroup], own = 0;
+    float taken[kGroup], own = 0;
 #pragma unroll 1
     for (int group = 0; group < kHalf; group += kGroup) {
 #pragma unroll
       for (int k = 0; k < kGroup; ++k) {
         float w[C];
         Read(Buffer(group + k), w);
-        sums[k] = w[0];
-#pragma unroll
-        for (int c = 1; c < C; ++c) sums[k] += w[c];
+        taken[k] = take(w);
       }
-      const float sum = Scatter<kGroup>(sums, lane_);
-      if (lane_ / kGroup == (first + group) / kGroup) own = sum;
+      const float over_lanes = Scatter<kGroup, Op>(taken, lane_);
+      if (lane_ / kGroup == (first + group) / kGroup) own = over_lanes;
     }
-    own = AcrossWarps<Sum>(own, 1);
+    return AcrossWarps<Op>(own, buffer);
+  }
+  // From exponentials to K: rows by their sums, and the offset.
+  __device__ void DivideHalf(int half) {
+    const int first = half * kHalf;
+    const float offset = static_cast<float>(task_.offset);
+    const float own = OverHalf<Sum>(half, 1, [](const float(&w)[C]) {
+      float sum = w[0];
+#pragma unroll
+      for (int c = 1; c < C; ++c) sum += w[c];
+      return sum;
+    });
     if (lane_ / kHalf == half) scale_ = HasRow() ? Reciprocal(own) : 0.0f;
 #pragma unroll 4
     for (int k = 0; k < kHalf; ++k) {
