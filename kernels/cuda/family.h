@@ -42,6 +42,11 @@ class LaunchContext {
   virtual const DeviceInfo& device() const = 0;
   // All work of the slice is enqueued here (a cudaStream_t).
   virtual CUstream_st* stream() const = 0;
+  // But for what may run beside it: that is enqueued on side_stream() between a Fork, after which it sees what stream()
+  // has done before, and a Join, after which stream() sees what it has done. By default there is one stream.
+  virtual CUstream_st* side_stream() const { return stream(); }
+  virtual void Fork() {}
+  virtual void Join() {}
   // A device-accessible copy of `bytes` bytes (descriptor arrays), 256-byte aligned, valid for work enqueued from now
   // on. `data` may be overwritten on return. nullptr: no room, or the copy failed.
   virtual const void* Upload(const void* data, size_t bytes) = 0;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/lane.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensors.h"
 
 namespace sinkhorn {
@@ -54,6 +55,7 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Context* context) {
   if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&lane->stream_, cudaStreamNonBlocking);
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&lane->copy_begin_, cudaEventDefault);
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&lane->copy_end_, cudaEventDefault);
+  if (error == cudaSuccess) error = lane->side_.Init(lane->stream_);
   if (error == cudaSuccess) error = lane->slice_end_.Init(&context->pinned_pool);
   if (absl::Status status = context->Check(error, "making a lane"); !status.ok()) return status;
   if (absl::Status status = lane->staging_.Init(lane->stream_); !status.ok()) return status;
@@ -69,6 +71,9 @@ Lane::~Lane() {
   }
   if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
 }
+
+void Lane::Fork() { KeepLaunchError(side_.Fork()); }
+void Lane::Join() { KeepLaunchError(side_.Join()); }
 
 absl::Status Lane::Advance(absl::Span<Solve* const> solves, double slice_seconds) {
   if (absl::Status status = context_->Health(); !status.ok()) return status;
@@ -285,7 +290,9 @@ absl::Status Lane::Launch(double slice_seconds) {
       if (absl::Status lost = context_->Check(cudaErrorUnknown, status.message()); absl::IsUnavailable(lost)) {
         return lost;
       }
-      (void)cudaStreamSynchronize(stream_);  // Nothing enqueued may outlive its memory.
+      // Nothing enqueued may outlive its memory.
+      (void)cudaStreamSynchronize(side_.get());
+      (void)cudaStreamSynchronize(stream_);
       return absl::InternalError(absl::StrCat(group.family->name(), ": ", status.message()));
     }
   }

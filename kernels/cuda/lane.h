@@ -10,6 +10,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/side_stream.h"
 #include "kernels/cuda/staging.h"
 
 namespace sinkhorn {
@@ -70,6 +71,9 @@ class Lane final : public LaunchContext {
   // LaunchContext, for families.
   const DeviceInfo& device() const override { return context_->info; }
   CUstream_st* stream() const override { return stream_; }
+  CUstream_st* side_stream() const override { return side_.get(); }
+  void Fork() override;
+  void Join() override;
   const void* Upload(const void* data, size_t bytes) override;
   void* Scratch(size_t bytes) override { return scratch_.Take(bytes); }
   void* HostVisible(size_t bytes, void** device_address) override;
@@ -94,6 +98,7 @@ class Lane final : public LaunchContext {
 
   Context* const context_;
   cudaStream_t stream_ = nullptr;
+  SideStream side_;
   cudaEvent_t copy_begin_ = nullptr, copy_end_ = nullptr;
   Signal slice_end_;
   Arena host_visible_, scratch_;

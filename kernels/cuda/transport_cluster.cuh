@@ -38,7 +38,18 @@ inline void LaunchCluster(void (*kernel)(Parameters...), int64_t blocks, int ran
   launch.Enqueue(kernel, arguments...);
 }
 
-// All threads of all blocks arrive before any goes on; what they wrote before, to shared memory or to memory, is seen.
+// How many clusters of a kernel the calling thread's device has at once.
+template <typename... Parameters>
+inline int ClustersAtOnce(void (*kernel)(Parameters...), int ranks, int threads, size_t smem_bytes) {
+  AllowRanks(kernel, ranks);
+  AttributedLaunch launch(kernel, ranks, threads, smem_bytes, nullptr);
+  launch.Add(ClusterOf(ranks));
+  int clusters = 0;
+  return cudaOccupancyMaxActiveClusters(&clusters, kernel, launch.config()) == cudaSuccess ? clusters : 0;
+}
+
+// All threads of all blocks that have not ended arrive before any goes on; what they wrote before, to shared memory or
+// to memory, is seen.
 __device__ inline void SyncCluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -76,6 +87,11 @@ __device__ inline void InitReceiving(uint64_t (&barriers)[2]) {
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+// By one thread, after `uses` of one and before others: their first has parity 0 again.
+__device__ inline void EndUses(uint64_t* barrier, unsigned uses) {
+  if (uses % 2 == 0) return;
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
 // By one thread, at each use; before or after bytes have come.
 __device__ inline void ExpectReceived(uint64_t* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
@@ -109,46 +125,47 @@ __device__ inline double LoadRemote(const double* own, int rank) {
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(RemoteAddress(own, rank)) : "memory");
   return value;
 }
-// One number, or some side by side. Both addresses are this block's; block `rank` gets them there.
-__device__ inline void Send(const float* own, float value, const uint64_t* barrier, int rank) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(RemoteAddress(own, rank)),
-      "r"(__float_as_uint(value)), "r"(RemoteAddress(barrier, rank))
-      : "memory");
-}
-__device__ inline void Send(const float* own, const float (&value)[2], const uint64_t* barrier, int rank) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-                   RemoteAddress(own, rank)),
-               "r"(__float_as_uint(value[0])), "r"(__float_as_uint(value[1])), "r"(RemoteAddress(barrier, rank))
+// One number, or some side by side: to an address, telling a barrier, both RemoteAddresses of one block.
+__device__ inline void SendTo(uint32_t to, float value, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+               "r"(__float_as_uint(value)), "r"(barrier)
                : "memory");
 }
-__device__ inline void Send(const float* own, const float (&value)[4], const uint64_t* barrier, int rank) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   RemoteAddress(own, rank)),
+__device__ inline void SendTo(uint32_t to, const float (&value)[2], uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "r"(__float_as_uint(value[0])), "r"(__float_as_uint(value[1])), "r"(barrier)
+               : "memory");
+}
+__device__ inline void SendTo(uint32_t to, const float (&value)[4], uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                "r"(__float_as_uint(value[0])), "r"(__float_as_uint(value[1])), "r"(__float_as_uint(value[2])),
-               "r"(__float_as_uint(value[3])), "r"(RemoteAddress(barrier, rank))
+               "r"(__float_as_uint(value[3])), "r"(barrier)
                : "memory");
 }
-__device__ inline void Send(const float* own, const float (&value)[1], const uint64_t* barrier, int rank) {
-  Send(own, value[0], barrier, rank);
-}
-__device__ inline void Send(const double* own, double value, const uint64_t* barrier, int rank) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(RemoteAddress(own, rank)),
-      "l"(__double_as_longlong(value)), "r"(RemoteAddress(barrier, rank))
-      : "memory");
+__device__ inline void SendTo(uint32_t to, const float (&value)[1], uint32_t barrier) { SendTo(to, value[0], barrier); }
+__device__ inline void SendTo(uint32_t to, double value, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),
+               "l"(__double_as_longlong(value)), "r"(barrier)
+               : "memory");
 }
 #else
 __device__ inline void InitReceiving(uint64_t (&)[2]) {}
+__device__ inline void EndUses(uint64_t*, unsigned) {}
 __device__ inline void ExpectReceived(uint64_t*, unsigned) {}
 __device__ inline void AwaitReceived(uint64_t*, unsigned) {}
-template <typename T, typename V>
-__device__ inline void Send(const T*, const V&, const uint64_t*, int) {}
+__device__ inline uint32_t RemoteAddress(const void*, int) { return 0; }
+template <typename V>
+__device__ inline void SendTo(uint32_t, const V&, uint32_t) {}
 template <typename T>
 __device__ inline T LoadRemote(const T* own, int) {
   return *own;
 }
 #endif
+// The same to block `rank`, where both addresses are this block's.
+template <typename T, typename V>
+__device__ inline void Send(const T* own, const V& value, const uint64_t* barrier, int rank) {
+  SendTo(RemoteAddress(own, rank), value, RemoteAddress(barrier, rank));
+}
 
 }  // namespace cuda
 }  // namespace sinkhorn

@@ -18,21 +18,21 @@ namespace cuda {
 // Something that is asked for once a device, by any threads.
 class FactOfDevice {
  public:
-  // Of the calling thread's device; `ask` answers.
+  // Of the calling thread's device; `ask` answers with a number from 0 on. 0: of no device that is known.
   template <typename Ask>
-  bool Get(Ask ask) {
+  int Get(Ask ask) {
     int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return false;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return 0;
     if (known_[device] == 0) {
-      known_[device] = ask() ? 2 : 1;
+      known_[device] = 1 + ask();
       (void)cudaGetLastError();  // That a device cannot is no error.
     }
-    return known_[device] == 2;
+    return known_[device] - 1;
   }
 
  private:
   static constexpr int kMostDevices = 64;
-  std::atomic<int> known_[kMostDevices] = {};  // 0: not asked yet, 1: no, 2: yes.
+  std::atomic<int> known_[kMostDevices] = {};  // 0: not asked yet; or 1 more than the answer.
 };
 
 // ---- transport_prepare.cu: inputs to the workspace, states to their start -----------------------------------------
@@ -72,9 +72,13 @@ struct OnChipLaunch {
   int tiles, ranks;
   unsigned engines;  // Bit e: engine e.
   bool operator<(const OnChipLaunch& other) const {
-    return std::tie(source, tiles, ranks, engines) < std::tie(other.source, other.tiles, other.ranks, other.engines);
+    return std::tie(source, ranks, tiles, engines) < std::tie(other.source, other.ranks, other.tiles, other.engines);
   }
 };
+// Clusters as wide as they come, of which a device has few at once, with processors to spare: those solve one problem
+// after the other, for which jobs come in the order of their OnChipShape's ranks, the widest first, since blocks that a
+// problem does not need leave for good.
+inline bool IsWide(const OnChipLaunch& launch) { return launch.ranks == kOnChipRanksMost; }
 // All that a job takes.
 std::vector<OnChipLaunch> OnChipLaunchesOf(const Job& job);
 int64_t OnChipBlocks(const Job& job, const OnChipLaunch& of);

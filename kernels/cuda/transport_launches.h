@@ -3,6 +3,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_LAUNCHES_H_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_LAUNCHES_H_
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <utility>
@@ -61,6 +62,11 @@ class SliceLaunches {
     if (table.blocks > 0) launches_.push_back({table, launch});
   }
 
+  template <typename Function>
+  void Later(Function call) {
+    launches_.push_back({Table(), [call](const LaunchTable&, int64_t) { call(); }});
+  }
+
   // All of it, at once.
   absl::Status Enqueue() {
     base_ = static_cast<const char*>(context_->Upload(bytes_.data(), bytes_.size()));
@@ -112,7 +118,7 @@ class SliceLaunches {
     }
   }
 
-  // A table over the set, with `blocks_of` blocks for each job.
+  // A table over the set, in its order, with `blocks_of` blocks for each job.
   template <typename BlocksOf>
   Table TableOf(const Set& set, BlocksOf blocks_of) {
     if (set.empty()) return Table();
@@ -120,7 +126,7 @@ class SliceLaunches {
     first.reserve(set.size() + 1);
     for (int k : set) first.push_back(first.back() + blocks_of(residents_[k]->job()));
     Table table;
-    if (set.size() == residents_.size()) {
+    if (set.size() == residents_.size() && std::is_sorted(set.begin(), set.end())) {
       table.jobs = jobs_;
     } else if (set == described_) {
       table.jobs = described_jobs_;

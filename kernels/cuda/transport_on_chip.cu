@@ -8,13 +8,14 @@ std::vector<OnChipLaunch> OnChipLaunchesOf(const Job& job) {
   std::vector<OnChipLaunch> launches;
   for (int engine = 0; engine < job.engines && OnChipTiles(job) > 0; ++engine) {
     const OnChipShape shape = OnChipShapeOf(job, engine);
+    const int ranks = OnChipCluster(shape.ranks);
     const auto same = std::find_if(launches.begin(), launches.end(), [&](const OnChipLaunch& launch) {
-      return launch.tiles == shape.tiles && launch.ranks == shape.ranks;
+      return launch.tiles == shape.tiles && launch.ranks == ranks;
     });
     if (same != launches.end()) {
       same->engines |= 1u << engine;
     } else {
-      launches.push_back({SourceOf(job), shape.tiles, shape.ranks, 1u << engine});
+      launches.push_back({SourceOf(job), shape.tiles, ranks, 1u << engine});
     }
   }
   return launches;
@@ -29,12 +30,8 @@ bool HasWideClusters() {
   return fact.Get([] {
     using S = Shape<kOnChipTilesMost>;
     const auto kernel = OnChipKernel<Source::kProducts, kOnChipTilesMost>;
-    AllowRanks(kernel, kOnChipRanksMost);
-    AttributedLaunch launch(kernel, kOnChipRanksMost, S::kBlockThreads, OnChipBytes<Source::kProducts, S>(), nullptr);
-    launch.Add(ClusterOf(kOnChipRanksMost));
-    int clusters = 0;
-    return cudaOccupancyMaxActiveClusters(&clusters, kernel, launch.config()) == cudaSuccess && clusters > 0;
-  });
+    return ClustersAtOnce(kernel, kOnChipRanksMost, S::kBlockThreads, OnChipBytes<Source::kProducts, S>());
+  }) > 0;
 }
 
 void LaunchOnChip(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream) {

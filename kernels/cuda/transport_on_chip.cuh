@@ -34,6 +34,8 @@ struct Shape {
   static constexpr bool kShared = !kCluster || kTiles == 4;  // All blocks look after all columns.
   static constexpr bool kSplit = kCluster && !kShared;       // Sums travel in two halves of the columns.
   static constexpr int kOwnedMost = kShared ? kMost : kMost / 4;
+  // Sums that a block hears: of its columns, from all blocks, which may be nearly twice as many as those that own some.
+  static constexpr int kHeard = kSplit ? 2 * kMost : kCluster ? kMost : 1;
   static constexpr int kChunk = 32 * kWidth;  // Columns whose exponents are made together.
   // Groups that iterations go through whatever columns there are: the last quarter may be left out, where it is long.
   static constexpr int kSure = kTiles == 16 ? kGroups * 3 / 4 : kGroups;
@@ -68,6 +70,8 @@ struct OnChipMemory {
   static constexpr int kAlignment = kRowPlane > 8 ? kPlaneAlignment : 16;
   // Of a chunk's planes: two, which are multiplied together, and the next two where there is room for them.
   static constexpr int kBuffers = kRowPlane == 8 || S::kGroups == 1 || S::kHeld > 0 ? 2 : 4;
+  // Where room is short, what is gathered lies where points did, which iterations need no more.
+  static constexpr bool kGathersInPoints = kHasPoints && S::kHeld > 0;
   // Halves of points: of chunks, planes at a time, and of the rows.
   alignas(kAlignment) char points[kBuffers][kPlane];
   alignas(kAlignment) char row_points[2 * kRowPlane];
@@ -86,7 +90,7 @@ struct OnChipMemory {
     alignas(16) float stage[S::kWarps][kStage];
   };
   alignas(16) float held[S::kHeld > 0 ? S::kHeld* S::kGroups* S::kWidth : 1][S::kHeld > 0 ? S::kBlockThreads : 1];
-  alignas(16) float gathered[2][S::kCluster ? S::kMost : 1];
+  alignas(16) float gathered[2][kGathersInPoints ? 1 : S::kHeard];
   double errors[S::kWarps], gathered_error[2][kOnChipRanksMost];
   // Barriers.
   uint64_t gathering[2], spreading[2][2];  // By turns; by halves of the blocks whose columns come.
@@ -105,11 +109,18 @@ struct OnChipMemory {
   int64_t index;  // Of the member.
   int engine;
   bool symmetric;  // Both sides move from where both were.
-  // Of the cluster's blocks: which this is, how many there are, columns that each owns (a power of two).
-  int rank, ranks, owned, owned_log2;
+  // Of the problem's blocks: which this is, how many there are, for how many there is room in what is gathered; how
+  // many of them, the first ones, own columns, and how many each of those owns (a power of two); this block's first,
+  // their number, and bytes that it hears of them.
+  int rank, ranks, slots, owners, owned, owned_log2, first_own, own, heard_bytes;
   // Clouds as halves (transport_cloud.cuh), by side.
   int planes, depths, row_bytes;
   const char* halves[2];
+
+  __device__ float* Gathered(int buffer) {
+    static_assert(!kGathersInPoints || S::kHeard * sizeof(float) <= kPlane, "room");
+    return kGathersInPoints ? reinterpret_cast<float*>(points[buffer]) : gathered[buffer];
+  }
 };
 
 // Dynamic shared memory of a block, with room to align it.
@@ -129,16 +140,21 @@ class OnChipBlock {
   using Number = std::conditional_t<kExact, double, float>;  // An exponent.
 
   // `job` has the engine's sizes.
-  __device__ OnChipBlock(const Job& job, int64_t index, int engine, Memory* memory)
+  __device__ OnChipBlock(const Job& job, int64_t index, int engine, const OnChipShape& shape, Memory* memory)
       : job_(job), m_(*memory), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
     if (threadIdx.x == 0) {
       m_.index = index;
       m_.engine = engine;
       m_.symmetric = IsSymmetric(job, engine);
       m_.rank = S::kCluster ? ClusterRank() : 0;
-      m_.ranks = S::kCluster ? ClusterRanks() : 1;
-      m_.owned_log2 = __ffs(S::kMost) - __ffs(m_.ranks);
-      m_.owned = 1 << m_.owned_log2;
+      m_.ranks = shape.ranks;
+      m_.slots = OnChipSlots(shape.ranks);
+      m_.owned = shape.owned;
+      m_.owned_log2 = __ffs(shape.owned) - 1;
+      m_.owners = S::kMost >> m_.owned_log2;
+      m_.own = m_.rank < m_.owners ? m_.owned : 0;
+      m_.first_own = m_.rank * m_.own;
+      m_.heard_bytes = m_.ranks * m_.own * static_cast<int>(sizeof(float));
       m_.planes = PlanesOf(job);
       m_.depths = CloudDepths(job.dim);
       m_.row_bytes = CloudRowBytes(job.dim);
@@ -176,10 +192,12 @@ class OnChipBlock {
   // The block that owns a column, and which of its columns that is.
   __device__ int OwnerOf(int column) const { return column >> m_.owned_log2; }
   __device__ int OfOwner(int column) const { return column & (m_.owned - 1); }
-  // The owned column, of the block, that this thread knows the sum of after Gather; and of all.
+  // The owned column, of the block, that this thread knows the sum of after Gather; and of all. In a block that owns
+  // none, some column, which it knows nothing of.
   __device__ int Owned() const { return S::kShared ? threadIdx.x : OfOwner(threadIdx.x); }
-  __device__ int OwnedColumn() const { return S::kShared ? threadIdx.x : m_.rank * m_.owned + Owned(); }
-  __device__ bool IsOwner() const { return S::kShared || static_cast<int>(threadIdx.x) < m_.owned; }
+  __device__ int OwnedColumn() const { return S::kShared ? threadIdx.x : m_.first_own + Owned(); }
+  __device__ bool OwnsColumns() const { return S::kShared || m_.own > 0; }
+  __device__ bool IsOwner() const { return S::kShared || static_cast<int>(threadIdx.x) < m_.own; }
 
   // kCount floats side by side.
   template <int kCount>
@@ -242,9 +260,9 @@ class OnChipBlock {
   // ---- Beginnings -------------------------------------------------------------------------------------------------
 
   // What the block needs of its member. Loads come together, before the first store; `meanwhile()` while they are under
-  // way.
+  // way. `first`: the block has solved nothing yet.
   template <typename Meanwhile>
-  __device__ void Load(Meanwhile meanwhile) {
+  __device__ void Load(bool first, Meanwhile meanwhile) {
     static_assert(S::kBlockRows <= S::kBlockThreads, "a thread has a row at most");
     const int parity = state()->parity;
     const Entry row = LoadEntry(0, parity, threadIdx.x < S::kBlockRows ? first_row() + threadIdx.x : size(0));
@@ -279,7 +297,7 @@ class OnChipBlock {
       }
     }
     if constexpr (S::kCluster) {
-      if (threadIdx.x == 0) {
+      if (threadIdx.x == 0 && first) {
         InitReceiving(m_.gathering);
         for (auto& barriers : m_.spreading) InitReceiving(barriers);
       }
@@ -453,10 +471,10 @@ class OnChipBlock {
         const int buffer = gathered_ & 1, column = S::kOwn * threadIdx.x;
         uint64_t* barrier = &m_.gathering[buffer];
         if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? sizeof(double) : 0));
-        Send(&m_.gathered[buffer][column], own, barrier, m_.rank ^ 1);
+        Send(m_.Gathered(buffer) + column, own, barrier, m_.rank ^ 1);
         if (told && threadIdx.x == 0) Send(&m_.gathered_error[buffer][0], error, barrier, m_.rank ^ 1);
         AwaitReceived(barrier, gathered_ >> 1 & 1);
-        const float other = m_.gathered[buffer][column];
+        const float other = m_.Gathered(buffer)[column];
         own[0] = kLargest ? fmaxf(own[0], other) : own[0] + other;
         if (told) heard_error_ = error + m_.gathered_error[buffer][0];
         ++gathered_;
@@ -470,23 +488,43 @@ class OnChipBlock {
     const int buffer = gathered_ & 1, column = first + kCount * threadIdx.x;
     float own[kCount];
     CombineParts<kLargest>(column, own);
-    Send(&m_.gathered[buffer][m_.rank * m_.owned + OfOwner(column)], own, &m_.gathering[buffer], OwnerOf(column));
+    float* to = m_.Gathered(buffer) + m_.rank * m_.owned + OfOwner(column);
+    Send(to, own, &m_.gathering[buffer], OwnerOf(column));
   }
-  // What all blocks have told of this one's columns.
+  // What is heard of blocks that there are not, before the first Hear of sums.
+  __device__ void ClearSlots() {
+    for (int k = m_.ranks * m_.owned + threadIdx.x; k < m_.slots * m_.owned; k += S::kBlockThreads) {
+      m_.Gathered(0)[k] = m_.Gathered(1)[k] = 0;
+    }
+  }
+  template <int kSlots>
+  __device__ static float AddSlots(const float* first, int owned) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < kSlots; k += 4) {
+      const float* four = first + k * owned;
+      sum += (four[0] + four[owned]) + (four[2 * owned] + four[3 * owned]);
+    }
+    return sum;
+  }
+  // What all blocks have told of this one's columns; of none, something that is no use.
   template <bool kLargest>
   __device__ float Hear(bool told, double error) {
-    const auto combine = [](float a, float b) { return kLargest ? fmaxf(a, b) : a + b; };
     const int buffer = gathered_ & 1;
     uint64_t* barrier = &m_.gathering[buffer];
-    if (threadIdx.x == 0) ExpectReceived(barrier, S::kMost * sizeof(float) + (told ? m_.ranks * sizeof(double) : 0));
+    if (threadIdx.x == 0) ExpectReceived(barrier, m_.heard_bytes + (told ? m_.ranks * sizeof(double) : 0));
     if (told && threadIdx.x < m_.ranks) Send(&m_.gathered_error[buffer][m_.rank], error, barrier, threadIdx.x);
+    // All wait for what comes after this wait: the rest is fetched before.
+    const int slots = m_.slots, ranks = m_.ranks, owned = m_.owned;
+    const float* first = m_.Gathered(buffer) + Owned();
     AwaitReceived(barrier, gathered_ >> 1 & 1);
-    // There are 4, 8 or 16, and four are on their way at once.
-    const float* four = &m_.gathered[buffer][Owned()];
-    const int owned = m_.owned;
-    float sum = kLargest ? static_cast<float>(kVoid) : 0;
-    for (int k = m_.ranks; k > 0; k -= 4, four += 4 * owned) {
-      sum = combine(sum, combine(combine(four[0], four[owned]), combine(four[2 * owned], four[3 * owned])));
+    float sum = static_cast<float>(kVoid);
+    if constexpr (kLargest) {
+      for (int k = 0; k < ranks; ++k) sum = fmaxf(sum, first[k * owned]);
+    } else {
+      sum = slots == 16  ? AddSlots<16>(first, owned)
+            : slots == 8 ? AddSlots<8>(first, owned)
+                         : AddSlots<4>(first, owned);
     }
     heard_error_ = 0;
     for (int k = 0; k < m_.ranks && told; ++k) heard_error_ += m_.gathered_error[buffer][k];
@@ -508,24 +546,49 @@ class OnChipBlock {
   // The same, there for a thread that has called AwaitSpread for the column's half.
   template <typename T>
   __device__ void BeginSpread(T value, T* to) {
-    uint64_t(&barriers)[2] = m_.spreading[spread_ & 1];
+    if constexpr (sizeof(T) == sizeof(float)) {
+      EndSpread(value, PlanSpread(to));
+    } else {
+      const uint64_t* barrier = ExpectSpread<T>();
+      const int first = OwnerOf(threadIdx.x) * S::kOwn;
+      for (int k = 0; k < S::kOwn && m_.own > 0; ++k) {
+        Send(&to[OwnedColumn()], value, barrier, first + k);
+        const int other = first + k + m_.owners;
+        if (other < m_.ranks) Send(&to[OwnedColumn()], value, barrier, other);
+      }
+    }
+  }
+  // The same in two steps, of which the first needs no value. Each of the threads that know it tells kOwn blocks of it,
+  // and perhaps those that come as many as there are owners later: of floats, one block kOwn of them side by side.
+  struct SpreadPlan {
+    uint32_t to[2], barrier[2];  // In one block, and in another;
+    int blocks;                  // or in fewer.
+  };
+  __device__ SpreadPlan PlanSpread(float* to) {
+    const uint64_t* barrier = ExpectSpread<float>();
+    const float* own = &to[OwnedColumn() / S::kOwn * S::kOwn];
+    const int rank = OwnerOf(threadIdx.x) * S::kOwn + lane_ % S::kOwn, other = rank + m_.owners;
+    const int blocks = m_.own == 0 ? 0 : other < m_.ranks ? 2 : 1;
+    return {{RemoteAddress(own, rank), RemoteAddress(own, other)},
+            {RemoteAddress(barrier, rank), RemoteAddress(barrier, other)},
+            blocks};
+  }
+  __device__ void EndSpread(float value, const SpreadPlan& plan) {
+    float values[S::kOwn];
+    const int from = lane_ / S::kOwn * S::kOwn;
+#pragma unroll
+    for (int k = 0; k < S::kOwn; ++k) values[k] = __shfl_sync(0xffffffffu, value, from + k);
+    if (plan.blocks > 0) SendTo(plan.to[0], values, plan.barrier[0]);
+    if (plan.blocks > 1) SendTo(plan.to[1], values, plan.barrier[1]);
+  }
+  // The barrier that this block's columns tell, of either half of them. `T`: the type that comes.
+  template <typename T>
+  __device__ const uint64_t* ExpectSpread() {
+    uint64_t(&barriers)[2] = m_.spreading[spread_++ & 1];
     if (threadIdx.x == 0) {
       for (uint64_t& barrier : barriers) ExpectReceived(&barrier, S::kMost / 2 * sizeof(T));
     }
-    uint64_t* barrier = &barriers[m_.rank >= m_.ranks / 2 ? 1 : 0];
-    // Each of the threads that know it tells kOwn blocks; of floats, one block kOwn of them side by side.
-    const int first = OwnerOf(threadIdx.x) * S::kOwn;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      T values[S::kOwn];
-      const int from = lane_ / S::kOwn * S::kOwn;
-#pragma unroll
-      for (int k = 0; k < S::kOwn; ++k) values[k] = __shfl_sync(0xffffffffu, value, from + k);
-      Send(&to[OwnedColumn() / S::kOwn * S::kOwn], values, barrier, first + lane_ % S::kOwn);
-    } else {
-#pragma unroll
-      for (int k = 0; k < S::kOwn; ++k) Send(&to[OwnedColumn()], value, barrier, first + k);
-    }
-    ++spread_;
+    return &barriers[m_.rank >= m_.owners / 2 ? 1 : 0];
   }
   __device__ void AwaitSpread(int half) const {
     const unsigned last = spread_ - 1;

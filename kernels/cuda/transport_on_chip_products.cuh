@@ -38,13 +38,15 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   using Base::WriteEntries;
 
   // Lets the first points come. Once; then before each MultiplyPoints but the first.
-  __device__ void InitPoints() {
+  __device__ void InitPoints(bool first) {
 #if SINKHORN_HOPPER
     if constexpr (kByGroups) {
       if (threadIdx.x != 0) return;
-      for (uint64_t& barrier : m_.copied) InitBarrier(&barrier, 1);
-      InitBarrier(&m_.rows_copied, 1);
-      FenceBarriers();
+      if (first) {
+        for (uint64_t& barrier : m_.copied) InitBarrier(&barrier, 1);
+        InitBarrier(&m_.rows_copied, 1);
+        FenceBarriers();
+      }
       for (int group = 0; group < S::kWarpgroups; ++group) {
         const int row = S::kPaired ? 0 : 64 * group, column = S::kPaired ? group * kGroupColumns : 0;
         m_.matrices[group].rows = MatrixAt(SharedAddress(m_.row_points) + row * RowBytes(), RowBytes());
@@ -59,9 +61,22 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
 #if SINKHORN_HOPPER
     if constexpr (kByGroups) {
       if (threadIdx.x != 0) return;
+      if (Memory::kGathersInPoints) FenceCopies();
       if (Depths() > 1 && steps_ > 0) CopyRows(0);
       m_.next_copy = {steps_, 0, 0, Planes() - 1};
       CopyUntil(steps_ + Memory::kBuffers);
+    }
+#endif
+  }
+
+  // By one thread, before the same blocks solve another problem.
+  __device__ void EndPoints() {
+#if SINKHORN_HOPPER
+    if constexpr (kByGroups) {
+      for (int k = 0; k < Memory::kBuffers; ++k) {
+        EndUses(&m_.copied[k], (steps_ + Memory::kBuffers - 1 - k) / Memory::kBuffers);
+      }
+      EndUses(&m_.rows_copied, Depths() == 1 ? 1 : steps_ / Planes());
     }
 #endif
   }

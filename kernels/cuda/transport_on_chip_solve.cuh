@@ -66,8 +66,9 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using typename Base::Memory;
   using typename Base::S;
 
-  __device__ void Run(int chunks) {
-    Load([this] { InitPoints(); });
+  // `first`: of those that its blocks solve.
+  __device__ void Run(int chunks, bool first) {
+    Load(first, [this, first] { InitPoints(first); });
     // Iterations of a fixed number are not judged; plain ones need no logarithms.
     const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]) && !m_.symmetric;
     const int more = job_.finish_soon ? 1 : chunks * kOnChipChunk;
@@ -77,6 +78,8 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     bool fresh = begins && m_.state[0].relax == 1 && !m_.symmetric, safe = begins && !fresh;
     while (true) {
       MakeExponents();
+      if constexpr (Memory::kGathersInPoints) SyncCluster();  // All have, and may be sent to.
+      if constexpr (S::kSplit) ClearSlots();
       if (safe || m_.unsafe) SafeIteration(&parity, m_.unsafe);
       if (m_.unsafe) break;
       MakeDensities(parity, fresh);
@@ -91,18 +94,30 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     Store(parity);
     if (m_.state[parity].stopped) Measure(parity);
   }
+  // Before the same blocks solve another problem.
+  __device__ void Leave() {
+    SyncCluster();  // All are through.
+    if (threadIdx.x != 0) return;
+    EndPoints();
+    for (unsigned buffer = 0; buffer < 2; ++buffer) {
+      EndUses(&m_.gathering[buffer], (gathered_ + 1 - buffer) / 2);
+      for (uint64_t& barrier : m_.spreading[buffer]) EndUses(&barrier, (spread_ + 1 - buffer) / 2);
+    }
+  }
 
  private:
   static constexpr int kHalf = S::kGroups / 2;  // Of the groups.
 
   using Base::AwaitSpread;
   using Base::BeginPoints;
-  using Base::BeginSpread;
+  using Base::ClearSlots;
   using Base::Column;
   using Base::CombineRow;
+  using Base::EndPoints;
   using Base::engine;
   using Base::first_row;
   using Base::FreezePotentials;
+  using Base::gathered_;
   using Base::HasUnsure;
   using Base::heard_error_;
   using Base::InitPoints;
@@ -118,6 +133,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::member;
   using Base::Owned;
   using Base::OwnedColumn;
+  using Base::OwnsColumns;
   using Base::Read;
   using Base::ReadEntries;
   using Base::Row;
@@ -126,6 +142,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::scale;
   using Base::size;
   using Base::Spread;
+  using Base::spread_;
   using Base::state;
   using Base::warp_;
   using Base::Write;
@@ -264,7 +281,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     }
     if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum_;
     if (m_.symmetric) {
-      const int unsafe = __syncthreads_or(OwnedColumn() < size(1) && isnan(column_sum_));
+      const int unsafe = __syncthreads_or(OwnsColumns() && OwnedColumn() < size(1) && isnan(column_sum_));
       if (threadIdx.x == 0) m_.unsafe = unsafe;
       __syncthreads();
     }
@@ -346,8 +363,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     const int j = OwnedColumn();
     const bool there = j < size(1);
     const float mass = m_.mass[j];
+    [[maybe_unused]] typename Base::SpreadPlan plan;
     if constexpr (S::kSplit) {
       TellOwners<S::kOwn / 2>(S::kMost / 2);
+      if constexpr (kPlain) plan = Base::PlanSpread(m_.weight[parity ^ 1]);
       column_sum_ = Base::template Hear<false>(judged, error);
     } else {
       column_sum_ = Gather<false>(judged, error);
@@ -356,14 +375,11 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
     const bool kept =
         NewScaling<kPlain>(1, m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum_, relax, &v);
+    const float weight = there ? (kept ? mass * v : NAN) : 0.0f;
+    if constexpr (kPlain && S::kSplit) Base::EndSpread(weight, plan);  // RowSum waits for it.
     if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = there ? v : 1;
     if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
-    const float weight = there ? (kept ? mass * v : NAN) : 0.0f;
-    if constexpr (kPlain && S::kSplit) {
-      BeginSpread(weight, m_.weight[parity ^ 1]);  // RowSum waits for it.
-    } else {
-      Spread(weight, m_.weight[parity ^ 1]);
-    }
+    if constexpr (!kPlain || !S::kSplit) Spread(weight, m_.weight[parity ^ 1]);
   }
   // The state after this iteration, should it be kept.
   __device__ void Decide(int parity, double error) {
@@ -445,31 +461,50 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
 
 template <Source kSource, int kTiles>
 __global__ void __launch_bounds__(Shape<kTiles>::kBlockThreads, Shape<kTiles>::kBlocksPerSm)
-    OnChipKernel(LaunchTable table, unsigned engines, int chunks) {
+    OnChipKernel(LaunchTable table, int64_t blocks, unsigned engines, int chunks) {
 #if __CUDA_ARCH__ < 900
   if constexpr (!Shape<kTiles>::kCluster) {
 #endif
-    AllowNextKernel();
-    const BlockWork work = FindWork(table, blockIdx.x);
-    Job& job = CopyJob(table.jobs[work.job]);
-    int64_t index = Shape<kTiles>::kCluster ? work.block >> (__ffs(ClusterRanks()) - 1) : work.block;
-    int engine = 0;
-    if (engines != 1) {  // Of a member, one after the other.
-      const int count = __popc(engines);
-      for (int before = static_cast<int>(index % count); before > 0; --before) engines &= engines - 1;
-      engine = __ffs(engines) - 1;
-      index /= count;
-      // Both sides of an engine of its own are of one size, which all that asks for it finds in either.
-      if (engine > 0 && threadIdx.x == 0) job.size[0] = job.size[1] = EngineSize(job, engine, 0);
+    using Kernel = OnChip<kSource, kTiles>;
+    using S = typename Kernel::S;
+    const unsigned base = SharedAddress(DynamicShared()), alignment = alignof(typename Kernel::Memory);
+    auto* memory = reinterpret_cast<typename Kernel::Memory*>(DynamicShared() + (0 - base) % alignment);
+    // Clusters may be fewer than problems: then the next kernel waits until they end.
+    const bool turns = S::kSplit && gridDim.x < blocks;
+    if (!turns) AllowNextKernel();
+    bool solved = false;
+    for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+      const BlockWork work = FindWork(table, block);
+      Job& job = CopyJob(table.jobs[work.job]);
+      int64_t index = S::kCluster ? static_cast<unsigned>(work.block) / ClusterRanks() : work.block;
+      int engine = 0;
+      if (engines != 1) {  // Of a member, one after the other.
+        const int count = __popc(engines);
+        unsigned left = engines;
+        for (int before = static_cast<int>(index % count); before > 0; --before) left &= left - 1;
+        engine = __ffs(left) - 1;
+        index /= count;
+        // Both sides of an engine of its own are of one size, which all that asks for it finds in either.
+        if (engine > 0 && threadIdx.x == 0) job.size[0] = job.size[1] = EngineSize(job, engine, 0);
+        __syncthreads();
+      }
+      AwaitKernelBefore();
+      OnChipShape shape = {kTiles, S::kCluster ? 2 : 1, S::kBlockRows, S::kBlockRows};
+      if constexpr (S::kSplit) {
+        shape = OnChipShapeOf(job, engine);
+        if (ClusterRank() >= shape.ranks) return;  // Nor will it be wanted for those that follow.
+      }
+      const EngineState* state = Member{job, index}.state(engine);
+      const bool wanted = state->mode == (kSource == Source::kExact ? kMixed : kFloat) && !state->stopped;
+      if (wanted) {
+        Kernel kernel(job, index, engine, shape, memory);
+        kernel.Run(chunks, !solved);
+        solved = true;
+        if (turns) kernel.Leave();
+      }
+      if (!turns) return;
       __syncthreads();
     }
-    AwaitKernelBefore();
-    const EngineState* state = Member{job, index}.state(engine);
-    if (state->mode != (kSource == Source::kExact ? kMixed : kFloat) || state->stopped) return;
-    using Kernel = OnChip<kSource, kTiles>;
-    const unsigned base = SharedAddress(DynamicShared()), alignment = alignof(typename Kernel::Memory);
-    Kernel(job, index, engine, reinterpret_cast<typename Kernel::Memory*>(DynamicShared() + (0 - base) % alignment))
-        .Run(chunks);
 #if __CUDA_ARCH__ < 900
   }
 #endif
@@ -486,13 +521,21 @@ void LaunchTiles(const LaunchTable& table, int64_t blocks, const OnChipLaunch& o
   const int64_t share = CeilDiv(blocks, kProcessors);
   const size_t crowded = share < S::kBlocksPerSm ? kProcessorBytes / (share + 1) : 0;
   const size_t smem_bytes = std::max(OnChipBytes<kSource, S>(), ranks == 1 && HasHopperKernels() ? crowded : 0);
-  if (ranks == 1) return LaunchNext(kernel, blocks, S::kBlockThreads, smem_bytes, stream, table, of.engines, chunks);
+  if (ranks == 1) {
+    return LaunchNext(kernel, blocks, S::kBlockThreads, smem_bytes, stream, table, blocks, of.engines, chunks);
+  }
   if (blocks == 0) return;
   AllowRanks(kernel, ranks);
-  AttributedLaunch launch(kernel, blocks, S::kBlockThreads, smem_bytes, stream);
+  int64_t grid = blocks;
+  if (IsWide(of)) {
+    static FactOfDevice fact;
+    const int at_once = fact.Get([&] { return ClustersAtOnce(kernel, ranks, S::kBlockThreads, smem_bytes); });
+    grid = std::min<int64_t>(grid, std::max(at_once, 1) * ranks);
+  }
+  AttributedLaunch launch(kernel, grid, S::kBlockThreads, smem_bytes, stream);
   launch.Add(ClusterOf(ranks));
   launch.Add(Overlapping());
-  launch.Enqueue(kernel, table, of.engines, chunks);
+  launch.Enqueue(kernel, table, blocks, of.engines, chunks);
 }
 template <Source kSource>
 void LaunchSolves(const LaunchTable& table, int64_t blocks, const OnChipLaunch& of, int chunks, cudaStream_t stream) {

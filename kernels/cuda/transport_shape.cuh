@@ -76,9 +76,9 @@ enum class Geometry : int {
 };
 constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
 // How a problem lies on the chip: `ranks` blocks of `rows` rows and all columns, of which there is room for `tiles`
-// times kTile; each block looks after the potentials of `owned` of them. No tiles: it is not solved there. Plain
-// updates at a fixed epsilon are, symmetric ones where nothing is to be judged or one side's residual tells the
-// other's. More than one block take a cluster.
+// times kTile; blocks look after the potentials of `owned` of them each, the last ones perhaps of none. No tiles: it is
+// not solved there. Plain updates at a fixed epsilon are, symmetric ones where nothing is to be judged or one side's
+// residual tells the other's. More than one block take a cluster.
 struct OnChipShape {
   int tiles, ranks, rows, owned;
 };
@@ -92,12 +92,20 @@ __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job, int rows, i
   }
   if (!job.hopper) return {0, 0, 0, 0};
   if (rows <= 4 * kTile && columns <= 4 * kTile) return {4, 2, 2 * kTile, 2 * kTile};
-  for (int tiles = 8; tiles <= (job.wide_clusters ? kOnChipTilesMost : 8); tiles *= 2) {
-    for (int ranks = 4; ranks <= (job.wide_clusters ? kOnChipRanksMost : 8); ranks *= 2) {
-      if (rows <= ranks * kTile && columns <= tiles * kTile) return {tiles, ranks, kTile, tiles * kTile / ranks};
-    }
-  }
-  return {0, 0, 0, 0};
+  const int tiles = columns <= 8 * kTile ? 8 : kOnChipTilesMost;
+  int ranks = rows <= 4 * kTile ? 4 : static_cast<int>(CeilDiv(rows, kTile)), owners = 4;
+  if (ranks > kOnChipRanksMost || columns > kOnChipTilesMost * kTile) return {0, 0, 0, 0};
+  if ((ranks > 8 || tiles > 8) && !job.wide_clusters) return {0, 0, 0, 0};
+  while (2 * owners <= ranks) owners *= 2;
+  // Engines that one launch solves are all as wide as their clusters.
+  if (job.engines > 1) ranks = owners = ranks > owners ? 2 * owners : owners;
+  return {tiles, ranks, kTile, tiles * kTile / owners};
+}
+// Places for sums of so many blocks.
+__host__ __device__ inline int OnChipSlots(int ranks) { return ranks > 8 ? 16 : ranks > 4 ? 8 : 4; }
+// Blocks of the clusters that so many blocks' problems are launched in: the last ones leave at once.
+__host__ __device__ inline int OnChipCluster(int ranks) {
+  return ranks > 8 ? kOnChipRanksMost : ranks > 6 ? 8 : ranks > 4 ? 6 : ranks;
 }
 __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job, int engine) {
   return OnChipShapeOf(job, EngineSize(job, engine, 0), EngineSize(job, engine, 1));

@@ -240,13 +240,27 @@ class Slice : private SliceLaunches {
         if (r.Has(kMixed) && r.OnChip(kMixed)) add(launch);
       }
     });
-    for (const auto& [launch, chosen] : launches) {
-      const Table table = TableOf(chosen, [launch = launch](const Job& job) { return OnChipBlocks(job, launch); });
-      Later(table, [=, launch = launch](const LaunchTable& t, int64_t blocks) {
-        LaunchOnChip(t, blocks, launch, chunks, stream());
-      });
+    // Wide clusters on a stream of their own, so that others are solved on the processors that they leave.
+    const auto is_wide = [](const auto& launch) { return IsWide(launch.first); };
+    const bool beside = std::any_of(launches.begin(), launches.end(), is_wide) &&
+                        !std::all_of(launches.begin(), launches.end(), is_wide);
+    if (beside) Later([this] { context()->Fork(); });
+    for (const bool wide : {true, false}) {
+      for (const auto& [launch, chosen] : launches) {
+        if (IsWide(launch) != wide) continue;
+        Set ordered = chosen;
+        if (wide) {
+          std::stable_sort(ordered.begin(), ordered.end(), [this](int a, int b) { return Ranks(a) > Ranks(b); });
+        }
+        const Table table = TableOf(ordered, [launch = launch](const Job& job) { return OnChipBlocks(job, launch); });
+        Later(table, [=, launch = launch](const LaunchTable& t, int64_t blocks) {
+          LaunchOnChip(t, blocks, launch, chunks, beside && wide ? context()->side_stream() : stream());
+        });
+      }
     }
+    if (beside) Later([this] { context()->Join(); });
   }
+  int Ranks(int k) const { return OnChipShapeOf(residents()[k]->job(), 0).ranks; }
 
   void Iterate(double slice_seconds) {
     Set set = Select([](const TransportResident& r) { return r.stage() == Stage::kIterate; });

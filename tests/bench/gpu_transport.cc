@@ -21,6 +21,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/side_stream.h"
 #include "tests/bench/gpu_check.h"
 
 namespace sinkhorn {
@@ -47,6 +48,7 @@ class Context final : public cuda::LaunchContext {
  public:
   explicit Context(const DeviceInfo& device) : device_(device), scratch_(kBytes), uploads_(kBytes) {
     Check(cudaStreamCreate(&stream_), "cudaStreamCreate");
+    Check(side_.Init(stream_), "a second stream");
     Check(cudaMallocHost(&visible_, kBytes), "cudaMallocHost");
   }
   ~Context() override {
@@ -55,6 +57,9 @@ class Context final : public cuda::LaunchContext {
   }
   const DeviceInfo& device() const override { return device_; }
   CUstream_st* stream() const override { return stream_; }
+  CUstream_st* side_stream() const override { return side_.get(); }
+  void Fork() override { Check(side_.Fork(), "Fork"); }
+  void Join() override { Check(side_.Join(), "Join"); }
   // As the backend does.
   const void* Upload(const void* data, size_t bytes) override {
     if (bytes <= cuda::kMappedUploadBytes) {
@@ -85,6 +90,7 @@ class Context final : public cuda::LaunchContext {
   }
   DeviceInfo device_;
   cudaStream_t stream_ = nullptr;
+  cuda::SideStream side_;
   DeviceBuffer scratch_, uploads_;
   void* visible_ = nullptr;
   size_t uploaded_ = 0, scratched_ = 0, seen_ = 0;
@@ -541,6 +547,10 @@ std::vector<Row> Rows(const std::string& argument) {
     add("tiny", [](Row* r) { r->dense = true, r->n = 1030, r->m = 1101, r->epsilon = 1e-3; });
     for (int64_t n : {60, 120, 250, 400, 2048}) {
       add("tiny", [&](Row* r) { r->dense = true, r->n = n, r->m = n == 2048 ? 1024 : n; });
+    }
+    // More than the device has at once, one after the other in the same blocks.
+    for (bool dense : {false, true}) {
+      add("tiny", [&](Row* r) { r->count = 9, r->n = 610, r->m = 520, r->dim = 5, r->dense = dense; });
     }
     for (Row& row : rows) row.iterations = row.n == 1030 ? 6 : 3, row.check = false, row.repeats = 1;
     // Exponents that are kept.

@@ -145,6 +145,46 @@ TEST_P(BatchingTest, ThousandsOfManyCoordinates) {
   ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
 }
 
+// Problems of all widths that a GPU solves on its chip, of some of which more than it has at once: those that come one
+// after the other in the same blocks, and beside each other, are strangers, and iterate as float64 does.
+TEST_P(BatchingTest, EveryWidth) {
+  std::vector<Case> cases;
+  for (int64_t rows = 160; rows <= 1024; rows += 54) {
+    for (const int64_t columns : {310, 700}) {
+      const int k = static_cast<int>(cases.size());
+      const oracle::Transport problem = k % 3 == 0 ? RandomDense(rows, columns, 0.2, 50 + k)
+                                                   : RandomClouds(rows, columns, k % 2 == 0 ? 3 : 40, 0.2, 50 + k);
+      Case c = CaseOf(problem, absl::StrCat(k % 3 == 0 ? "dense " : "clouds ", rows, " x ", columns));
+      if (k % 3 == 2 && k % 4 == 0) c.problem.transport.point_cost = PointCost::kEuclidean;
+      c.solver().max_iterations = 6;
+      c.wanted = kPotentials;
+      c.output_dtype = DType::kFloat64;
+      cases.push_back(c);
+    }
+  }
+  const size_t plain = cases.size();
+  for (size_t k = 0; k < plain; ++k) {
+    Case exact = cases[k], judged = cases[k];
+    exact.solver().precision = Precision::kDouble;
+    judged.solver().tolerance = 1e-3;
+    judged.solver().max_iterations = 40;
+    if (k % 2 == 0) judged.solver().rho_a = 1;
+    cases.push_back(exact);
+    cases.push_back(judged);
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> together = SolveTogether(backend(), order);
+  ExpectSameBits(order, together, AllAlone(backend(), order));
+  for (size_t k = 0; k < plain; ++k) {
+    const Vector f = together[k].f.values(), g = together[k].g.values();
+    const Vector exact_f = together[plain + 2 * k].f.values(), exact_g = together[plain + 2 * k].g.values();
+    double difference = 0;
+    for (size_t i = 0; i < f.size(); ++i) difference = std::max(difference, std::abs(f[i] - exact_f[i]));
+    for (size_t j = 0; j < g.size(); ++j) difference = std::max(difference, std::abs(g[j] - exact_g[j]));
+    EXPECT_LE(difference, 1e-3 * cases[k].solver().epsilon) << cases[k].name;
+  }
+}
+
 // Lanes at work at the same time, with the same kernels on problems of other shapes: what one launches is nothing to
 // the other.
 TEST_P(BatchingTest, LanesAreStrangers) {
