@@ -61,7 +61,7 @@ class SliceLaunches {
   void Later(const Table& table, Function launch) {
     if (table.blocks > 0) launches_.push_back({table, launch});
   }
-
+  // The same of what takes no table: call().
   template <typename Function>
   void Later(Function call) {
     launches_.push_back({Table(), [call](const LaunchTable&, int64_t) { call(); }});
