@@ -17,15 +17,12 @@ class SideStream {
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
 
-  // On the calling thread's device, beside `main`. Its kernels come before those of other streams: what needs many
-  // processors at once would wait for ever behind what fits anywhere.
+  // On the calling thread's device, beside `main`. Of the same priority: a higher one gains nothing, and holds up what
+  // other lanes have.
   cudaError_t Init(cudaStream_t main) {
     main_ = main;
-    int least = 0, greatest = 0;
-    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (error == cudaSuccess) error = cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest);
-    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&event_, cudaEventDisableTiming);
-    return error;
+    const cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    return error == cudaSuccess ? cudaEventCreateWithFlags(&event_, cudaEventDisableTiming) : error;
   }
   cudaStream_t get() const { return stream_; }
   // LaunchContext's.

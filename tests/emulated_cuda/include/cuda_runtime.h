@@ -269,13 +269,6 @@ constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlo
                    cudaEventDisableTiming = 2;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
-inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = *greatest = 0;
-  return cudaSuccess;
-}
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
-}
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
