@@ -189,7 +189,7 @@ double IterationSeconds(const Job& job) {
     // Blocks of an H200 at once: of one wave an iteration takes 1 to 3 us, and solves begin and end in each.
     const double at_once = OnChipTiles(job) == 1 ? 792 : OnChipTiles(job) == 2 ? 264 : 132;
     int64_t blocks = 0;
-    for (const OnChipLaunch& launch : OnChipLaunchesOf(job)) blocks += OnChipBlocks(job, launch);
+    for (int e = 0; e < job.engines; ++e) blocks += int64_t{1} * job.count * OnChipShapeOf(job, e).ranks;
     return (1 + 3 * blocks / at_once) * 1e-6;
   }
   double pairs = 0;

@@ -71,14 +71,18 @@ struct OnChipLaunch {
   Source source;
   int tiles, ranks;
   unsigned engines;  // Bit e: engine e.
+  // Whether clusters are as wide as they come, of which a device has few at once, with processors to spare: those solve
+  // one problem after the other, for which jobs come in the order of their OnChipShape's ranks, the widest first, since
+  // blocks that a problem does not need leave for good.
+  bool IsWide() const { return ranks == kOnChipRanksMost; }
+  // Wide ones first, then the narrowest, which fit beside them.
   bool operator<(const OnChipLaunch& other) const {
-    return std::tie(source, ranks, tiles, engines) < std::tie(other.source, other.ranks, other.tiles, other.engines);
+    const auto key = [](const OnChipLaunch& of) {
+      return std::make_tuple(!of.IsWide(), of.ranks, of.tiles, of.source, of.engines);
+    };
+    return key(*this) < key(other);
   }
 };
-// Clusters as wide as they come, of which a device has few at once, with processors to spare: those solve one problem
-// after the other, for which jobs come in the order of their OnChipShape's ranks, the widest first, since blocks that a
-// problem does not need leave for good.
-inline bool IsWide(const OnChipLaunch& launch) { return launch.ranks == kOnChipRanksMost; }
 // All that a job takes.
 std::vector<OnChipLaunch> OnChipLaunchesOf(const Job& job);
 int64_t OnChipBlocks(const Job& job, const OnChipLaunch& of);

@@ -99,10 +99,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     SyncCluster();  // All are through.
     if (threadIdx.x != 0) return;
     EndPoints();
-    for (unsigned buffer = 0; buffer < 2; ++buffer) {
-      EndUses(&m_.gathering[buffer], (gathered_ + 1 - buffer) / 2);
-      for (uint64_t& barrier : m_.spreading[buffer]) EndUses(&barrier, (spread_ + 1 - buffer) / 2);
-    }
+    EndSums();
   }
 
  private:
@@ -114,10 +111,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::Column;
   using Base::CombineRow;
   using Base::EndPoints;
+  using Base::EndSums;
   using Base::engine;
   using Base::first_row;
   using Base::FreezePotentials;
-  using Base::gathered_;
   using Base::HasUnsure;
   using Base::heard_error_;
   using Base::InitPoints;
@@ -142,7 +139,6 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::scale;
   using Base::size;
   using Base::Spread;
-  using Base::spread_;
   using Base::state;
   using Base::warp_;
   using Base::Write;
@@ -527,7 +523,7 @@ void LaunchTiles(const LaunchTable& table, int64_t blocks, const OnChipLaunch& o
   if (blocks == 0) return;
   AllowRanks(kernel, ranks);
   int64_t grid = blocks;
-  if (IsWide(of)) {
+  if (of.IsWide()) {
     static FactOfDevice fact;
     const int at_once = fact.Get([&] { return ClustersAtOnce(kernel, ranks, S::kBlockThreads, smem_bytes); });
     grid = std::min<int64_t>(grid, std::max(at_once, 1) * ranks);

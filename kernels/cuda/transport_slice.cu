@@ -3,6 +3,7 @@
 #include <array>
 #include <functional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/transport_launch.h"
@@ -241,26 +242,29 @@ class Slice : private SliceLaunches {
       }
     });
     // Wide clusters on a stream of their own, so that others are solved on the processors that they leave.
-    const auto is_wide = [](const auto& launch) { return IsWide(launch.first); };
+    const auto is_wide = [](const auto& launch) { return launch.first.IsWide(); };
     const bool beside = std::any_of(launches.begin(), launches.end(), is_wide) &&
                         !std::all_of(launches.begin(), launches.end(), is_wide);
     if (beside) Later([this] { context()->Fork(); });
-    for (const bool wide : {true, false}) {
-      for (const auto& [launch, chosen] : launches) {
-        if (IsWide(launch) != wide) continue;
-        Set ordered = chosen;
-        if (wide) {
-          std::stable_sort(ordered.begin(), ordered.end(), [this](int a, int b) { return Ranks(a) > Ranks(b); });
-        }
-        const Table table = TableOf(ordered, [launch = launch](const Job& job) { return OnChipBlocks(job, launch); });
-        Later(table, [=, launch = launch](const LaunchTable& t, int64_t blocks) {
-          LaunchOnChip(t, blocks, launch, chunks, beside && wide ? context()->side_stream() : stream());
-        });
-      }
+    for (const auto& [launch, chosen] : launches) {
+      const bool wide = launch.IsWide();
+      const Table table = TableOf(wide ? WidestFirst(chosen) : chosen,
+                                  [launch = launch](const Job& job) { return OnChipBlocks(job, launch); });
+      Later(table, [=, launch = launch](const LaunchTable& t, int64_t blocks) {
+        LaunchOnChip(t, blocks, launch, chunks, beside && wide ? context()->side_stream() : stream());
+      });
     }
     if (beside) Later([this] { context()->Join(); });
   }
-  int Ranks(int k) const { return OnChipShapeOf(residents()[k]->job(), 0).ranks; }
+  // By the blocks that problems take on the chip.
+  Set WidestFirst(const Set& set) const {
+    std::vector<std::pair<int, int>> by_ranks;
+    for (int k : set) by_ranks.push_back({-OnChipShapeOf(residents()[k]->job(), 0).ranks, k});
+    std::sort(by_ranks.begin(), by_ranks.end());
+    Set ordered;
+    for (const auto& [ranks, k] : by_ranks) ordered.push_back(k);
+    return ordered;
+  }
 
   void Iterate(double slice_seconds) {
     Set set = Select([](const TransportResident& r) { return r.stage() == Stage::kIterate; });
