@@ -77,11 +77,12 @@ __device__ inline int ClusterRank() {
 #endif
 }
 
-// Sending to the shared memory of blocks of the cluster: receivers wait until so many bytes have come. Two barriers for
-// two buffers in turn; the first use of each has parity 0. Before Hopper there is nobody to send to.
+// Sending to the shared memory of blocks of the cluster: receivers wait until so many bytes have come. Each use of a
+// barrier has the other parity, the first 0. Before Hopper there is nobody to send to.
 #if __CUDA_ARCH__ >= 900
 // By one thread, before a SyncCluster.
-__device__ inline void InitReceiving(uint64_t (&barriers)[2]) {
+template <int kCount>
+__device__ inline void InitReceiving(uint64_t (&barriers)[kCount]) {
   for (uint64_t& barrier : barriers) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(&barrier)) : "memory");
   }
@@ -97,17 +98,28 @@ __device__ inline void ExpectReceived(uint64_t* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
                : "memory");
 }
+// What has come is in shared memory: the fence is for that alone, and does not empty the processor's cache of memory.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+#define SINKHORN_AWAIT "relaxed"
+#define SINKHORN_ACQUIRE "fence.acquire.sync_restrict::shared::cluster.cluster;"
+#else
+#define SINKHORN_AWAIT "acquire"
+#define SINKHORN_ACQUIRE ""
+#endif
 __device__ inline void AwaitReceived(uint64_t* barrier, unsigned parity) {
   unsigned done = 0;
   while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(SharedAddress(barrier)), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity." SINKHORN_AWAIT
+                 ".cluster.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(SharedAddress(barrier)), "r"(parity)
+                 : "memory");
   }
+  asm volatile(SINKHORN_ACQUIRE ::: "memory");
 }
+#undef SINKHORN_AWAIT
+#undef SINKHORN_ACQUIRE
 // The place in the shared memory of block `rank` that `own` is in this block's.
 __device__ inline uint32_t RemoteAddress(const void* own, int rank) {
   uint32_t address;
@@ -149,7 +161,8 @@ __device__ inline void SendTo(uint32_t to, double value, uint32_t barrier) {
                : "memory");
 }
 #else
-__device__ inline void InitReceiving(uint64_t (&)[2]) {}
+template <int kCount>
+__device__ inline void InitReceiving(uint64_t (&)[kCount]) {}
 __device__ inline void EndUses(uint64_t*, unsigned) {}
 __device__ inline void ExpectReceived(uint64_t*, unsigned) {}
 __device__ inline void AwaitReceived(uint64_t*, unsigned) {}

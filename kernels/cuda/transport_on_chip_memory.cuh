@@ -22,7 +22,7 @@ struct Shape {
   static constexpr int kRows = kBlockRows / kWarps, kColumns = kMost / 32;  // Of a warp; of a lane.
   static constexpr int kWidth = kColumns < 4 ? kColumns : 4;
   static constexpr int kGroups = kColumns / kWidth;          // Of kWidth columns.
-  static constexpr int kHeld = kTiles == 16 ? 3 : 0;         // Rows of a warp that lie in shared memory.
+  static constexpr int kHeld = kTiles == 16 ? 2 : 0;         // Rows of a warp that lie in shared memory.
   static constexpr int kOwn = kMost / kBlockThreads;         // Columns of a thread where threads share them out.
   static constexpr bool kShared = !kCluster || kTiles == 4;  // All blocks look after all columns.
   static constexpr bool kSplit = kCluster && !kShared;       // Sums travel in two halves of the columns.
@@ -61,8 +61,8 @@ struct OnChipMemory {
   static constexpr int kPlane = kHasPoints ? S::kChunk * 2 * kDepth : 8;      // Bytes: a half of a chunk's points.
   static constexpr int kRowPlane = kSource == Source::kProducts && S::kWarpgroups > 0 ? S::kBlockRows * 2 * kDepth : 8;
   static constexpr int kAlignment = kRowPlane > 8 ? kPlaneAlignment : 16;
-  // Of a chunk's planes: two, which are multiplied together, and the next two where there is room for them.
-  static constexpr int kBuffers = kRowPlane == 8 || S::kGroups == 1 || S::kHeld > 0 ? 2 : 4;
+  // Of a chunk's planes: two, which are multiplied together, and the next two if there are more.
+  static constexpr int kBuffers = kRowPlane == 8 || S::kGroups == 1 ? 2 : 4;
   // Where room is short, what is gathered lies where points did, which iterations need no more.
   static constexpr bool kGathersInPoints = kHasPoints && S::kHeld > 0;
   // Halves of points: of chunks, planes at a time, and of the rows.
@@ -77,6 +77,7 @@ struct OnChipMemory {
   // Of those that this block owns:
   double shift[S::kOwnedMost];
   float scaling[2][S::kOwnedMost];
+  float sums[2][S::kOwnedMost];  // That led to those.
   // Parts of column sums, a line a warp; while densities are made, products on their way.
   union {
     alignas(16) float parts[S::kWarps][S::kMost];

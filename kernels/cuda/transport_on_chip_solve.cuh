@@ -67,7 +67,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using typename Base::S;
 
   // `first`: of those that its blocks solve.
-  __device__ void Run(int chunks, bool first) {
+  __device__ __forceinline__ void Run(int chunks, bool first) {
     Load(first, [this, first] { InitPoints(first); });
     // Iterations of a fixed number are not judged; plain ones need no logarithms.
     const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]) && !m_.symmetric;
@@ -157,8 +157,8 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
 
   // ---- Iterations by scalings -------------------------------------------------------------------------------------
 
-  // `arriving`: columns' weights are still being spread.
-  __device__ float RowSum(int parity, bool arriving) const {
+  // `arriving`: columns' weights are still being spread. *mass: of the row, or -1 if it is none.
+  __device__ float RowSum(int parity, bool arriving, float* mass) const {
     float s[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) s[r] = 0;
@@ -179,6 +179,9 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
         for (int k = 0; k < S::kWidth; ++k) s[r] = fmaf(e[k], weight[k], s[r]);
       }
     }
+    // Fetched here, where sums are still to be combined, it is not waited for.
+    const float own = m_.rows.mass[RowOf()];
+    *mass = IsRow(RowOf()) ? own : -1;
     return CombineRow(s, [](float a, float b) { return a + b; });
   }
   // Into parts, of groups kFirst to kLast - 1, those of columns that there are; `parity`: of the rows' weights.
@@ -247,19 +250,17 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     moved_ = false;
     if (wanted <= 0 && !stopped) return false;
     int done = 0;
-    float sum, last_column = 0;  // Of the iteration before.
+    float sum, mass;
     bool good;
     while (true) {
-      sum = RowSum(*parity, kPlain && done > 0);
+      sum = RowSum(*parity, kPlain && done > 0, &mass);
       good = !__any_sync(0xffffffffu, isnan(sum));
       if (!good || done >= wanted || (!kPlain && m_.state[*parity].stopped)) break;
-      last_column = column_sum_;
-      FinishIteration<kPlain>(*parity, sum);
+      FinishIteration<kPlain>(*parity, sum, mass);
       ++done;
       *parity ^= 1;
       if (!kPlain && m_.discard) {  // The state alone is new.
         CopyScalings(*parity ^ 1, *parity);
-        column_sum_ = last_column;
         --done;
       }
     }
@@ -270,14 +271,15 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     if (!stopped && (!good || !m_.state[*parity].stopped)) return !good;
     if (IsRowsFirstLane()) m_.rows.weight[*parity ^ 1][RowOf()] = sum;
     if (m_.symmetric) SpoilUnsafe(*parity);
+    float column_sum = IsOwner() ? m_.sums[*parity][Owned()] : 0;
     if (done == 0 || m_.symmetric) {
       AddColumns<0, S::kGroups>(*parity);
       __syncthreads();
-      column_sum_ = Gather<false>();
+      column_sum = Gather<false>();
     }
-    if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum_;
+    if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum;
     if (m_.symmetric) {
-      const int unsafe = __syncthreads_or(OwnsColumns() && OwnedColumn() < size(1) && isnan(column_sum_));
+      const int unsafe = __syncthreads_or(IsOwner() && OwnedColumn() < size(1) && isnan(column_sum));
       if (threadIdx.x == 0) m_.unsafe = unsafe;
       __syncthreads();
     }
@@ -310,14 +312,17 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       m_.rows.weight[to][k] = m_.rows.weight[from][k];
     }
     for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) m_.weight[to][j] = m_.weight[from][j];
-    if (IsOwner()) m_.scaling[to][Owned()] = m_.scaling[from][Owned()];
+    if (IsOwner()) {
+      m_.scaling[to][Owned()] = m_.scaling[from][Owned()];
+      m_.sums[to][Owned()] = m_.sums[from][Owned()];
+    }
     __syncthreads();
   }
 
   // The rest of an iteration into the other parity, when rows' sums are known. What is bad spoils the weights of
   // columns: rows of a block its parts of them, columns their own; and they, every row's sum of the next iteration.
   template <bool kPlain>
-  __device__ void FinishIteration(int parity, float sum) {
+  __device__ void FinishIteration(int parity, float sum, float mass) {
     const double relax = kPlain ? 1 : m_.state[parity].relax;
     const bool judged = !kPlain && job_.solver.tolerance > 0;
     // 1. Rows: this warp's own.
@@ -326,10 +331,10 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     float u;
     const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
     const bool good = NewScaling<kPlain>(0, m_.rows.frame[row], row_shift, old, sum, relax, &u);
-    const float own = IsRow(row) ? (good ? m_.rows.mass[row] * u : NAN) : 0;
+    const float own = mass >= 0 ? (good ? mass * u : NAN) : 0;
     const bool symmetric = !kPlain && m_.symmetric;
     if (IsRowsFirstLane()) {
-      m_.rows.scaling[parity ^ 1][row] = IsRow(row) ? u : 1;
+      m_.rows.scaling[parity ^ 1][row] = mass >= 0 ? u : 1;
       m_.rows.weight[parity ^ 1][row] = own;
       if (symmetric && isnan(own)) m_.rows.weight[parity][row] = NAN;  // Those that columns see; nothing else does.
     }
@@ -358,22 +363,26 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     for (int w = 0; w < S::kWarps && judged; ++w) error += m_.errors[w];
     const int j = OwnedColumn();
     const bool there = j < size(1);
-    const float mass = m_.mass[j];
+    const float column_mass = m_.mass[j];
     [[maybe_unused]] typename Base::SpreadPlan plan;
+    float column_sum;
     if constexpr (S::kSplit) {
       TellOwners<S::kOwn / 2>(S::kMost / 2);
       if constexpr (kPlain) plan = Base::PlanSpread(m_.weight[parity ^ 1]);
-      column_sum_ = Base::template Hear<false>(judged, error);
+      column_sum = Base::template Hear<false>(judged, error);
     } else {
-      column_sum_ = Gather<false>(judged, error);
+      column_sum = Gather<false>(judged, error);
     }
     float v;
     const double column_shift = kPlain ? 0 : m_.shift[Owned()] + m_.reference;
     const bool kept =
-        NewScaling<kPlain>(1, m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum_, relax, &v);
-    const float weight = there ? (kept ? mass * v : NAN) : 0.0f;
+        NewScaling<kPlain>(1, m_.frame[j], column_shift, m_.scaling[parity][Owned()], column_sum, relax, &v);
+    const float weight = there ? (kept ? column_mass * v : NAN) : 0.0f;
     if constexpr (kPlain && S::kSplit) Base::EndSpread(weight, plan);  // RowSum waits for it.
-    if (IsOwner()) m_.scaling[parity ^ 1][Owned()] = there ? v : 1;
+    if (IsOwner()) {
+      m_.scaling[parity ^ 1][Owned()] = there ? v : 1;
+      m_.sums[parity ^ 1][Owned()] = column_sum;
+    }
     if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
     if constexpr (!kPlain || !S::kSplit) Spread(weight, m_.weight[parity ^ 1]);
   }
@@ -451,7 +460,6 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     end->converged = fmax(error, other) <= job_.solver.tolerance;
   }
 
-  float column_sum_ = 0;  // Of column Owned().
   bool moved_ = false;
 };
 

@@ -158,13 +158,15 @@ class OnChipSums {
       m_.Gathered(0)[k] = m_.Gathered(1)[k] = 0;
     }
   }
-  template <int kSlots>
-  __device__ static float AddSlots(const float* first, int owned) {
+  // From `first` on, of so many owners, whose columns lie one slot after the other.
+  template <int kOwners, int kSlots>
+  __device__ static float AddSlots(const float* first) {
+    constexpr int kOwned = S::kMost / kOwners;
     float sum = 0;
 #pragma unroll
     for (int k = 0; k < kSlots; k += 4) {
-      const float* four = first + k * owned;
-      sum += (four[0] + four[owned]) + (four[2 * owned] + four[3 * owned]);
+      const float* four = first + k * kOwned;
+      sum += (four[0] + four[kOwned]) + (four[2 * kOwned] + four[3 * kOwned]);
     }
     return sum;
   }
@@ -176,16 +178,17 @@ class OnChipSums {
     if (threadIdx.x == 0) ExpectReceived(barrier, m_.heard_bytes + (told ? m_.ranks * sizeof(double) : 0));
     if (told && threadIdx.x < m_.ranks) Send(&m_.gathered_error[buffer][m_.rank], error, barrier, threadIdx.x);
     // All wait for what comes after this wait: the rest is fetched before.
-    const int slots = m_.slots, ranks = m_.ranks, owned = m_.owned;
+    const int slots = m_.slots, owners = m_.owners;
     const float* first = m_.Gathered(buffer) + Owned();
     AwaitReceived(barrier, gathered_ >> 1 & 1);
     float sum = static_cast<float>(kVoid);
     if constexpr (kLargest) {
-      for (int k = 0; k < ranks; ++k) sum = fmaxf(sum, first[k * owned]);
+      for (int k = 0; k < m_.ranks; ++k) sum = fmaxf(sum, first[k * m_.owned]);
     } else {
-      sum = slots == 16  ? AddSlots<16>(first, owned)
-            : slots == 8 ? AddSlots<8>(first, owned)
-                         : AddSlots<4>(first, owned);
+      sum = owners == 16  ? AddSlots<16, 16>(first)
+            : owners == 4 ? (slots == 8 ? AddSlots<4, 8>(first) : AddSlots<4, 4>(first))
+            : slots == 16 ? AddSlots<8, 16>(first)
+                          : AddSlots<8, 8>(first);
     }
     heard_error_ = 0;
     for (int k = 0; k < m_.ranks && told; ++k) heard_error_ += m_.gathered_error[buffer][k];
