@@ -20,19 +20,20 @@ namespace cuda {
 namespace normalization {
 
 template <class Shape, Work kWork, Lead kLead>
-class Held : private HeldBase<Shape> {
-  using Base = HeldBase<Shape>;
+class Held : private HeldBase<Shape, kWork != Work::kForward> {
+  using Base = HeldBase<Shape, kWork != Work::kForward>;
   static constexpr bool kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   static constexpr bool kBackward = kUnrolled || kImplicit;
   static constexpr bool kSoftmax = kLead == Lead::kSoftmax, kColumnsFirst = kLead == Lead::kColumns;
   static constexpr bool kGiven = kLead != Lead::kRows;  // The first rows' scalings are no step's.
 
  public:
-  __device__ Held(const Task& task, float* slot, uint64_t (&barriers)[2], int rank, int ranks)
+  __device__ Held(const Task& task, float* slot, uint64_t (&barriers)[kHeldBarriers], int rank, int ranks)
       : Base(task, slot, barriers, rank, ranks) {
     for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount)
       Vector()[j] = 0;  // Nobody sends what lies beyond.
     if (Shape::kCluster && threadIdx.x == 0) InitReceiving(barriers);
+    if constexpr (Shape::kCluster) this->PlanRoute();
     __syncthreads();                               // All is set up,
     if constexpr (Shape::kCluster) SyncCluster();  // in all blocks.
   }
@@ -41,26 +42,27 @@ class Held : private HeldBase<Shape> {
   __device__ void Solve(int64_t member, LaneTally* tally) {
     member_ = member;
     bool safe = this->template Start<kLead>();
-    float v[C], col_error = Iterate(v, &safe);
+    const float col_error = Iterate(&safe);
     float row_bar = 0, col_bars[C];
-    float row_error = FinishForward(v, &row_bar, col_bars);
+    const float row_error = FinishForward(&row_bar, col_bars);
     if constexpr (kImplicit) safe = SolveImplicit(row_bar, col_bars) && safe;
-    row_error = MemberSum(row_error);
-    col_error = MemberSum(col_error);
-    safe = MemberSum(safe ? 0.0f : 1.0f) == 0;
-    const bool good = safe && row_error + col_error < FLT_MAX;
+    this->KeepTotals(row_error, col_error, safe);
+    bool finite = true;
+    if constexpr (kUnrolled) {
+      Reverse(row_bar, col_bars);
+      finite = FinishGradient();
+    } else if constexpr (kImplicit) {
+      finite = FinishImplicit();
+    }
+    const float4 totals = this->MemberTotals(finite);
     if (rank_ == 0 && threadIdx.x == 0) {
+      const bool good = totals.z == 0 && totals.x + totals.y < FLT_MAX;
       task_.redo[member] = good ? 0 : 1;
       if (!good) tally->flags |= Tally::kRedo;
+      if (good && totals.w != 0) tally->flags |= Tally::kNotFinite;
       // Where columns come first Certify takes them for rows.
-      const float first_error = kColumnsFirst ? col_error : row_error;
-      const float second_error = kColumnsFirst ? row_error : col_error;
+      const float first_error = kColumnsFirst ? totals.y : totals.x, second_error = kColumnsFirst ? totals.x : totals.y;
       if (good) Certify(task_, member, true, first_error, second_error, task_.iterations, tally);
-    }
-    if constexpr (kBackward) {
-      if constexpr (kUnrolled) Reverse(row_bar, col_bars);
-      const float infinite = MemberSum((kUnrolled ? FinishGradient() : FinishImplicit()) ? 0.0f : 1.0f);
-      if (rank_ == 0 && threadIdx.x == 0 && good && infinite != 0) tally->flags |= Tally::kNotFinite;
     }
     __syncthreads();  // Shared memory and the slot are free.
   }
@@ -75,6 +77,7 @@ class Held : private HeldBase<Shape> {
   using Base::Error;
   using Base::FirstColumn;
   using Base::FirstRow;
+  using Base::Further;
   using Base::HasRow;
   using Base::HistoryU;
   using Base::HistoryV;
@@ -89,8 +92,6 @@ class Held : private HeldBase<Shape> {
   using Base::lane_;
   using Base::Line;
   using Base::member_;
-  using Base::MemberSum;
-  using Base::n_;
   using Base::OwnColumn;
   using Base::OwnRow;
   using Base::Pass;
@@ -101,17 +102,20 @@ class Held : private HeldBase<Shape> {
   using Base::Rows;
   using Base::scale_;
   using Base::shift_;
+  using Base::Side;
   using Base::task_;
   using Base::Vector;
+  using Base::warp_;
   using Base::Write;
 
   // ---- Iterations ---------------------------------------------------------------------------------------------------
   // Returns this thread's part of the columns' errors. *safe: false where a guard acts.
-  __device__ float Iterate(float (&v)[C], bool* safe) {
+  __device__ float Iterate(bool* safe) {
+    float v[C];
 #pragma unroll
     for (int c = 0; c < C; ++c) v[c] = Inside(c) ? 1.0f : 0.0f;
     if constexpr (kUnrolled) {
-      for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(0)[j] = j < n_ ? 1.0f : 0.0f;
+      for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) HistoryV(0)[j] = j < Side() ? 1.0f : 0.0f;
     }
     *Error() = 0;
     const float guard = GuardValue();
@@ -128,6 +132,7 @@ class Held : private HeldBase<Shape> {
     };
 #pragma unroll 1
     for (int t = 1; t <= task_.iterations; ++t) {
+      const bool last = t == task_.iterations;
       u_ = Pass(v, q, [&](float sum) { return row_step(t, sum); });
       if (kUnrolled && across_ == 0) HistoryU(t)[down_ * 32 + lane_] = u_;
       Columns(q, [&](int j, float sum) {
@@ -137,8 +142,10 @@ class Held : private HeldBase<Shape> {
           if (t == 1) *safe = *safe && sum > guard;
           b = now;
         } else {
-          *Error() = fabsf(fmaf(now, sum, -1.0f));
-          if (t == task_.iterations) StoreSum(task_.column_sums, j, now * sum);
+          if (last) {
+            *Error() = fabsf(fmaf(now, sum, -1.0f));
+            StoreSum(task_.column_sums, j, now * sum);
+          }
         }
         return now;
       });
@@ -159,51 +166,38 @@ class Held : private HeldBase<Shape> {
     return kGiven && task_.guard != Guard::kNone ? static_cast<float>(task_.guard_value) : 0.0f;
   }
   __device__ void StoreSum(const Output& output, int k, float x) const {
-    if (output.data != nullptr) StoreAs(output.dtype, output.data, member_ * n_ + k, x);
+    if (output.data != nullptr) StoreAs(output.dtype, output.data, member_ * Side() + k, x);
   }
 
   // ---- P and its sums; backward, the adjoints of the last step ------------------------------------------------------
+  static constexpr int kPart = kBackward ? 2 : kGroup;  // Rows whose sums are combined together.
   // Returns this thread's part of the rows' errors. row_bar: of the own row. col_bars: of the lane's columns, of this
   // warp's rows.
-  __device__ float FinishForward(const float (&v)[C], float* row_bar, float (&col_bars)[C]) {
+  __device__ float FinishForward(float* row_bar, float (&col_bars)[C]) {
     const HeldRows<Shape> rows = Rows();
     Line()[lane_] = u_;
     __syncwarp();  // The multipliers are there.
 #pragma unroll
     for (int c = 0; c < C; ++c) col_bars[c] = 0;
     float row_sum = 0;
+    const bool wanted = task_.plan.data != nullptr;
     // A loop, not all rows at once: what is executed once waits for its instructions.
 #pragma unroll 1
     for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
-      const float* const k_rows = this->RowsOfK(first);
-      float sums[kGroup], bars[kGroup];
       if constexpr (kBackward) {
         rows.Fetch(task_.cotangent, first, kGroup, Buffer(0));
+        const float* const k_rows = this->RowsOfK(first);
         rows.Arrived();
+        FinishGroup(rows, first, wanted, &row_sum, row_bar, col_bars,
+                    [&](int k, int h, float(&x)[4]) { this->ReadQuad(k_rows + k * kWarpColumns, h, x); });
+      } else {
+        this->WithGroup(first, [&](auto group) {
+          FinishGroup(rows, first, wanted, &row_sum, row_bar, col_bars,
+                      [&](int k, int h, float(&x)[4]) { this->QuadOfK(group.value + k, h, x); });
+        });
       }
-#pragma unroll
-      for (int k = 0; k < kGroup; ++k) {
-        float p[C], d[C] = {};
-        const float u = Line()[first + k];
-        Read(k_rows + k * kWarpColumns, p);
-        if constexpr (kBackward) Read(Buffer(k), d);
-        sums[k] = bars[k] = 0;
-#pragma unroll
-        for (int c = 0; c < C; ++c) {
-          p[c] = p[c] * u * v[c];
-          sums[k] += p[c];
-          if (kBackward) {
-            const float bar = FirstRow() + first + k < n_ && Inside(c) ? d[c] * p[c] : 0.0f;
-            bars[k] += bar;
-            col_bars[c] += bar;
-          }
-        }
-        Write(p, Buffer(k));
-      }
-      if (task_.plan.data != nullptr) rows.Store(task_.plan, first, kGroup, Buffer(0));
-      __syncwarp();  // The buffer is free.
-      const float sum = Scatter<kGroup>(sums, lane_), bar = kBackward ? Scatter<kGroup>(bars, lane_) : 0.0f;
-      if (lane_ / kGroup == first / kGroup) row_sum = sum, *row_bar = bar;
+      if (wanted && (kBackward || !rows.Quads())) rows.Store(task_.plan, first, kGroup, Buffer(0));
+      __syncwarp();  // The buffers are free.
     }
     row_sum = this->template AcrossWarps<Sum>(row_sum, 0);
     if constexpr (kBackward) *row_bar = this->template AcrossWarps<Sum>(*row_bar, 1);
@@ -211,6 +205,61 @@ class Held : private HeldBase<Shape> {
     if (across_ != 0 || !HasRow()) return 0;
     StoreSum(task_.row_sums, OwnRow(), row_sum);
     return fabsf(row_sum - 1);
+  }
+
+  // FinishForward of a group of rows. quad_of_k(row, quad, its entries of K).
+  template <class QuadOfK>
+  __device__ void FinishGroup(const HeldRows<Shape>& rows, int first, bool wanted, float* row_sum, float* row_bar,
+                              float (&col_bars)[C], QuadOfK quad_of_k) const {
+    const auto sink = rows.To(task_.plan, first);
+#pragma unroll
+    for (int part = 0; part < kGroup; part += kPart) {
+      float sums[kPart] = {}, bars[kPart] = {};
+#pragma unroll
+      for (int h = 0; h < Shape::kQuads; ++h) {  // By quads: registers have room for no more.
+        float v[4];
+        this->ReadQuad(Vector() + FirstColumn(), h, v);
+#pragma unroll
+        for (int e = 0; e < kPart; ++e) {
+          const int k = part + e;
+          float p[4], d[4] = {};
+          const float u = Line()[first + k];
+          quad_of_k(k, h, p);
+          if constexpr (kBackward) this->ReadQuad(Buffer(k), h, d);
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            p[c] = p[c] * u * v[c];
+            sums[e] += p[c];
+            if (kBackward) {
+              const float bar = FirstRow() + first + k < Side() && Inside(4 * h + c) ? d[c] * p[c] : 0.0f;
+              bars[e] += bar;
+              col_bars[4 * h + c] += bar;
+            }
+          }
+          if constexpr (kBackward) {  // Registers are short: through the buffer.
+            this->WriteQuad(p, Buffer(k), h);
+          } else if (wanted) {
+            Give(rows, sink, k, h, p, Buffer(0));
+          }
+        }
+      }
+      const float sum = Scatter<kPart>(sums, lane_), bar = kBackward ? Scatter<kPart>(bars, lane_) : 0.0f;
+      if (lane_ / kPart == (first + part) / kPart) *row_sum = sum, *row_bar = bar;
+    }
+  }
+  // Results, of row k quad h: to where they go or, where that is not by quads, to the buffer, to be stored from there.
+  __device__ void Give(const HeldRows<Shape>& rows, const typename HeldRows<Shape>::Sink& sink, int k, int h,
+                       const float (&x)[4], float* buffer) const {
+    if (rows.Quads()) return rows.Put(sink, k, h, make_float4(x[0], x[1], x[2], x[3]));
+    this->WriteQuad(x, buffer + k * kWarpColumns, h);
+  }
+  __device__ void GiveRow(const HeldRows<Shape>& rows, const typename HeldRows<Shape>::Sink& sink, int k,
+                          const float (&x)[C], float* buffer) const {
+#pragma unroll
+    for (int h = 0; h < Shape::kQuads; ++h) {
+      const float quad[4] = {x[4 * h], x[4 * h + 1], x[4 * h + 2], x[4 * h + 3]};
+      Give(rows, sink, k, h, quad, buffer);
+    }
   }
 
   // ---- The iterations backward: their multipliers to the history ----------------------------------------------------
@@ -277,9 +326,9 @@ class Held : private HeldBase<Shape> {
         for (int c = 0; c < C; ++c) g[k][c] = (kColumnsFirst ? g[k][c] - taken : g[k][c]) * (u * v[c]);
       }
       __syncwarp();  // The buffer is free.
-      rows.Fetch(task_.logits, first, kHalf, Buffer(0));
-      AddHistory(down_ * 32 + first, g);
+      AddHistory(rows, first, g);
       rows.Arrived();
+      const auto sink = rows.To(task_.gradient, first);
       if constexpr (kSoftmax) {
         float totals[kHalf];
 #pragma unroll
@@ -295,7 +344,10 @@ class Held : private HeldBase<Shape> {
         }
         const float total = this->template AcrossWarps<Sum>(Scatter<kHalf>(totals, lane_), first / kHalf);
 #pragma unroll
-        for (int k = 0; k < kHalf; ++k) FinishRow(total, first + k, Buffer(k), g[k], &infinite);
+        for (int k = 0; k < kHalf; ++k) {
+          FinishRow(total, first + k, Buffer(k), g[k], &infinite);
+          GiveRow(rows, sink, k, g[k], Buffer(0));
+        }
       }
 #pragma unroll
       for (int k = 0; !kSoftmax && k < kHalf; ++k) {
@@ -305,11 +357,11 @@ class Held : private HeldBase<Shape> {
 #pragma unroll
         for (int c = 0; c < C; ++c) {
           g[k][c] *= Exp2(fmaf(kLog2E, w[c], shift));
-          if (FirstRow() + first + k < n_ && Inside(c)) infinite = fmaf(g[k][c], 0.0f, infinite);
+          if (FirstRow() + first + k < Side() && Inside(c)) infinite = fmaf(g[k][c], 0.0f, infinite);
         }
-        Write(g[k], Buffer(k));  // Where the lane's logits were.
+        GiveRow(rows, sink, k, g[k], Buffer(0));  // The buffer: where the lane's logits were.
       }
-      rows.Store(task_.gradient, first, kHalf, Buffer(0));
+      if (!rows.Quads()) rows.Store(task_.gradient, first, kHalf, Buffer(0));
     }
     return infinite == 0;
   }
@@ -319,33 +371,66 @@ class Held : private HeldBase<Shape> {
     Read(logits, s);
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      s[c] = FirstRow() + row < n_ && Inside(c) ? Exp2(fmaf(kLog2E, s[c], shift)) * scale : 0.0f;
+      s[c] = FirstRow() + row < Side() && Inside(c) ? Exp2(fmaf(kLog2E, s[c], shift)) * scale : 0.0f;
     }
     Write(s, logits);
   }
-  // dL/dlogits in place of a row of the softmax. total: its product with dL/dsoftmax, g, on the row's lane.
-  __device__ void FinishRow(float total, int row, float* softmax, const float (&g)[C], float* infinite) const {
+  // dL/dlogits in place of dL/dsoftmax. total: its product with the softmax, a row in shared memory, on the row's lane.
+  __device__ void FinishRow(float total, int row, const float* softmax, float (&g)[C], float* infinite) const {
     float s[C];
     const float mean = __shfl_sync(kFullMask, total, row);
     Read(softmax, s);
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      s[c] *= g[c] - mean;
-      *infinite = fmaf(s[c], 0.0f, *infinite);
+      g[c] = s[c] * (g[c] - mean);
+      *infinite = fmaf(g[c], 0.0f, *infinite);
     }
-    Write(s, softmax);
   }
-  // g -= sum_t (u_t y_t^T + x_t v_(t-1)^T), the block's rows from `first` on.
-  __device__ void AddHistory(int first, float (&g)[kHalf][C]) const {
+
+  // What AddHistory needs of iteration t comes a few iterations ahead, to one of so many places in turn: the warp's
+  // columns of y_t and v_(t-1) to rows of the buffer, its rows of u_t and x_t to its line of sums.
+  static constexpr int kAhead = kGroup / 2;
+  __device__ float* Step(int t) const { return Further(t % kAhead * 2); }
+  __device__ float* StepOfRows(int t) const {
+    static_assert(2 * kHalf * kAhead <= kWarpColumns, "room");
+    return Base::Parts(0) + warp_ * kWarpColumns + t % kAhead * 2 * kHalf;
+  }
+  // Its rows are those from `first` on.
+  __device__ void FetchStep(int t, int first) const {
+#pragma unroll
+    for (int c = 0; c < C; c += 4) {
+      FetchAsync16(SharedAddress(Step(t) + Column(c)), HistoryY(t) + FirstColumn() + Column(c));
+      FetchAsync16(SharedAddress(Step(t) + kWarpColumns + Column(c)), HistoryV(t - 1) + FirstColumn() + Column(c));
+    }
+    static_assert(kHalf == 16, "a lane for each quad of both");
+    if (lane_ >= 8) return;
+    const float* const from = lane_ < 4 ? HistoryU(t) : HistoryX(t);
+    FetchAsync16(SharedAddress(StepOfRows(t) + 4 * lane_), from + down_ * 32 + first + 4 * (lane_ % 4));
+  }
+  // g -= sum_t (u_t y_t^T + x_t v_(t-1)^T), the warp's rows from `first` on. Meanwhile their logits come to the buffer.
+  __device__ void AddHistory(const HeldRows<Shape>& rows, int first, float (&g)[kHalf][C]) const {
+    const int last = task_.iterations;
+    const bool comes = task_.logits.dtype == DType::kFloat32;  // A row with each iteration.
+    if (!comes) rows.Fetch(task_.logits, first, kHalf, Buffer(0));
 #pragma unroll 1
-    for (int t = 1; t <= task_.iterations; ++t) {
+    for (int t = 1; t < kAhead; ++t) {
+      if (t <= last) FetchStep(t, first);
+      CommitCopies();
+    }
+#pragma unroll 1
+    for (int t = 1; t <= last; ++t) {
+      WaitForCopies<kAhead - 2>();
+      __syncwarp();  // Iteration t is there, and the place of the one before it is free.
+      if (t + kAhead - 1 <= last) FetchStep(t + kAhead - 1, first);
+      if (comes && t <= kHalf) rows.Fetch(task_.logits, first + t - 1, 1, Buffer(t - 1));
+      CommitCopies();
       float y[C], v[C];
-      Read(HistoryY(t) + FirstColumn(), y);
-      Read(HistoryV(t - 1) + FirstColumn(), v);
+      Read(Step(t), y);
+      Read(Step(t) + kWarpColumns, v);
 #pragma unroll
       for (int k = 0; k < kHalf; k += 4) {
-        const float4 u = *reinterpret_cast<const float4*>(HistoryU(t) + first + k);
-        const float4 x = *reinterpret_cast<const float4*>(HistoryX(t) + first + k);
+        const float4 u = *reinterpret_cast<const float4*>(StepOfRows(t) + k);
+        const float4 x = *reinterpret_cast<const float4*>(StepOfRows(t) + kHalf + k);
 #pragma unroll
         for (int c = 0; c < C; ++c) {
           g[k][c] = fmaf(-u.x, y[c], fmaf(-x.x, v[c], g[k][c]));
@@ -355,6 +440,7 @@ class Held : private HeldBase<Shape> {
         }
       }
     }
+    if (comes && last < kHalf) rows.Fetch(task_.logits, first + last, kHalf - last, Buffer(last));
   }
 
   // ---- The implicit modes -------------------------------------------------------------------------------------------
@@ -368,7 +454,7 @@ class Held : private HeldBase<Shape> {
   template <class NumberOf>
   __device__ void SetVector(NumberOf number) {
 #pragma unroll
-    for (int k = 0; k < kMine; ++k) Vector()[MyColumn(k)] = MyColumn(k) < n_ ? number(k) : 0.0f;
+    for (int k = 0; k < kMine; ++k) Vector()[MyColumn(k)] = MyColumn(k) < Side() ? number(k) : 0.0f;
     __syncthreads();  // The vector is there.
   }
   // Sums over the block. Uses of the same `first` need a barrier between them, and a pass.
@@ -421,7 +507,7 @@ class Held : private HeldBase<Shape> {
     float norm[1] = {};
 #pragma unroll
     for (int k = 0; k < kMine; ++k) {
-      const float residual = MyColumn(k) < n_ ? Vector()[MyColumn(k)] - total[0] / n_ : 0.0f;
+      const float residual = MyColumn(k) < Side() ? Vector()[MyColumn(k)] - total[0] / Side() : 0.0f;
       Mine(kX, k) = 0;
       Mine(kResidual, k) = Mine(kDirection, k) = residual;
       norm[0] = fmaf(residual, residual, norm[0]);
@@ -441,18 +527,18 @@ class Held : private HeldBase<Shape> {
       for (int k = 0; k < kMine; ++k) {
         const float direction = Mine(kDirection, k);
         const float own = kColumnsFirst ? Mine(kSum, k) * direction : direction;
-        product[k] = MyColumn(k) < n_ ? fmaf(-Mine(kV, k), Vector()[MyColumn(k)], own) : 0.0f;
+        product[k] = MyColumn(k) < Side() ? fmaf(-Mine(kV, k), Vector()[MyColumn(k)], own) : 0.0f;
         sums[0] = fmaf(direction, product[k], sums[0]);
         sums[1] = fmaf(direction, direction, sums[1]);
         sums[2] += product[k];
       }
       BlockSums(sums, 0);
       good = step < kMostSteps && sums[0] > kLeastCurvature * sums[1];
-      const float stride = norm[0] / sums[0], share = sums[2] / n_;
+      const float stride = norm[0] / sums[0], share = sums[2] / Side();
       float next[1] = {};
 #pragma unroll
       for (int k = 0; k < kMine; ++k) {
-        const float residual = MyColumn(k) < n_ ? fmaf(-stride, product[k] - share, Mine(kResidual, k)) : 0.0f;
+        const float residual = MyColumn(k) < Side() ? fmaf(-stride, product[k] - share, Mine(kResidual, k)) : 0.0f;
         Mine(kX, k) = fmaf(stride, Mine(kDirection, k), Mine(kX, k));
         Mine(kResidual, k) = residual;
         next[0] = fmaf(residual, residual, next[0]);
@@ -484,41 +570,43 @@ class Held : private HeldBase<Shape> {
     __syncwarp();  // The multipliers are there.
 #pragma unroll 1
     for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
-      const float* const k_rows = this->RowsOfK(first);
       rows.Fetch(task_.cotangent, first, kGroup, Buffer(0));
+      const float* const k_rows = this->RowsOfK(first);
       rows.Arrived();
 #pragma unroll
       for (int k = 0; k < kGroup; ++k) {
-        float g[C], d[C];
         const float u = Line()[first + k], alpha = __shfl_sync(kFullMask, alpha_, first + k);
-        Read(k_rows + k * kWarpColumns, g);
-        Read(Buffer(k), d);
 #pragma unroll
-        for (int c = 0; c < C; ++c) {
-          g[c] *= u * fmaf(d[c] - alpha, v[c], -shares[c]);
-          if (FirstRow() + first + k < n_ && Inside(c)) infinite = fmaf(g[c], 0.0f, infinite);
+        for (int h = 0; h < Shape::kQuads; ++h) {
+          float g[4], d[4];
+          this->ReadQuad(k_rows + k * kWarpColumns, h, g);
+          this->ReadQuad(Buffer(k), h, d);
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            g[c] *= u * fmaf(d[c] - alpha, v[4 * h + c], -shares[4 * h + c]);
+            if (FirstRow() + first + k < Side() && Inside(4 * h + c)) infinite = fmaf(g[c], 0.0f, infinite);
+          }
+          this->WriteQuad(g, Buffer(k), h);
         }
-        Write(g, Buffer(k));
       }
-      const float* result = Buffer(0);
-      if constexpr (kSoftmax) result = ChainGroup(first, &infinite);
-      rows.Store(task_.gradient, first, kGroup, result);
+      if constexpr (kSoftmax) ChainGroup(first, &infinite);
+      rows.Store(task_.gradient, first, kGroup, Buffer(0));
+      __syncwarp();  // The buffers are free.
     }
     return infinite == 0;
   }
 
-  // From dL/dlog K, a group of rows in the buffer, to dL/dlogits, in the place of its rows of K.
-  __device__ const float* ChainGroup(int first, float* infinite) const {
+  // From dL/dlog K, a group of rows in the buffer, to dL/dlogits.
+  __device__ void ChainGroup(int first, float* infinite) const {
     const float offset = static_cast<float>(task_.offset);
-    const auto place = [&](int k) { return first == Shape::kKept ? this->Stored(k) : this->Copied(k); };
     __syncwarp();  // The rows of K are read.
-    Rows().Fetch(task_.logits, first, kGroup, place(0));
+    Rows().Fetch(task_.logits, first, kGroup, Further(0));
     Rows().Arrived();
     float totals[kGroup];
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
       float s[C], g[C];
-      ToSoftmax(first + k, place(k), s);
+      ToSoftmax(first + k, Further(k), s);
       Read(Buffer(k), g);
       totals[k] = 0;
 #pragma unroll
@@ -533,9 +621,9 @@ class Held : private HeldBase<Shape> {
     for (int k = 0; k < kGroup; ++k) {
       float g[C];
       Read(Buffer(k), g);
-      FinishRow(total, first + k, place(k), g, infinite);
+      FinishRow(total, first + k, Further(k), g, infinite);
+      Write(g, Buffer(k));
     }
-    return place(0);
   }
 
   float u_ = 0;      // Of the own row.
@@ -553,7 +641,7 @@ __global__ void __launch_bounds__(Shape::kThreadCount, Shape::kThreadCount == 12
 #endif
   if constexpr (kRuns) {
     __shared__ Task task;
-    __shared__ uint64_t barriers[2];
+    __shared__ uint64_t barriers[kHeldBarriers];
     const int block = LoadTask(launch, &task);
     const int ranks = Shape::kCluster ? task.ranks : 1, rank = block % ranks, clusters = task.blocks / ranks;
     __shared__ LaneTally tally;  // Thread 0's; registers have no room for it.

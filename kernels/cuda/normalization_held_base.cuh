@@ -11,6 +11,8 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_BASE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_BASE_CUH_
 
+#include <type_traits>
+
 #include "kernels/cuda/normalization_held_rows.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
 
@@ -20,14 +22,21 @@ namespace normalization {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// To the same place in the shared memory of block `rank` of the cluster.
-__device__ inline void StoreRemote(const float* own, float x, int rank) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(RemoteAddress(own, rank)), "f"(x) : "memory");
-#endif
-}
+// Addresses in blocks of the cluster: where a thread sends sums, and what becomes of others; each with the barrier that
+// is told. 0: nowhere.
+struct alignas(16) Route {
+  uint32_t to, told, back, told_back;
+};
 
-template <class Shape>
+// What a block hears: bytes of columns' sums, and of what becomes of all; totals so far.
+struct Heard {
+  unsigned sums, vector, totals;
+};
+// What is told in clusters: columns' sums, what becomes of them, and totals.
+constexpr int kHeldBarriers = 3;
+
+// kSpares: registers are short, and the matrices' side is looked up where it is wanted.
+template <class Shape, bool kSpares>
 class HeldBase {
  public:
   static constexpr int C = Shape::C, W = Shape::W, kKept = Shape::kKept, kGroup = Shape::kGroup;
@@ -36,7 +45,7 @@ class HeldBase {
 
  protected:
   // `barriers`: of this block; used in clusters.
-  __device__ HeldBase(const Task& task, float* slot, uint64_t (&barriers)[2], int rank, int ranks)
+  __device__ HeldBase(const Task& task, float* slot, uint64_t (&barriers)[kHeldBarriers], int rank, int ranks)
       : task_(task),
         n_(task.n),
         lane_(threadIdx.x % 32),
@@ -53,35 +62,49 @@ class HeldBase {
   static constexpr int kInbox = kVector + kColumns, kLine = kVector + (Shape::kCluster ? 2 : 1) * kColumns;
   static constexpr int kErrors = kLine + 32 * W, kRowParts = kErrors + 32 * W;
   static constexpr int kScalars = kRowParts + 2 * Shape::kAcross * Shape::kRows;
-  static_assert(kScalars + W + Shape::kRanksMost <= kHeldSharedFloats<Shape>, "all of it");
+  static constexpr int kTotals = kScalars + 2 * W, kRoutes = kTotals + 4 * (1 + Shape::kRanksMost);
+  static_assert(kRoutes + kHeldRouteFloats<Shape> <= kHeldSharedFloats<Shape>, "all of it");
+  static_assert(!Shape::kCluster || kRoutes % (sizeof(Route) / sizeof(float)) == 0, "aligned");
 
   __device__ static float* Shared(int at) { return reinterpret_cast<float*>(DynamicShared()) + at; }
-  // The warp's: rows that come and go, [kGroup, kWarpColumns], behind them rows of K, as many, and room for copies of
-  // others (the first two: rows that come and go, while there is no K); the multipliers of its rows, [32].
+  // The warp's: rows that come and go, [kGroup, kWarpColumns], behind them rows of K, as many, and further ones that
+  // come and go (the first two together, while there is no K); the multipliers of its rows, [32].
   __device__ float* Buffer(int k) const { return Shared((warp_ * Shape::kBuffer + k) * kWarpColumns); }
   __device__ float* Stored(int k) const { return Buffer(kGroup + k); }
-  __device__ float* Copied(int k) const { return Buffer(2 * kGroup + k); }
+  __device__ float* Further(int k) const { return Buffer(2 * kGroup + k); }
   __device__ float* Line() const { return Shared(kLine + 32 * warp_); }
   // The block's: the warps' sums of columns, [kDown, kColumns]; the vector; in clusters the sums that the blocks sent
-  // of the columns that this one owns, [quads, kRanksMost] of 4; parts of rows' sums, [2, kAcross, kRows]; [W] and
-  // [ranks].
+  // of the columns that this one owns, [quads, kRanksMost] of 4; parts of rows' sums, [2, kAcross, kRows]; sums of
+  // warps, [2, W]; totals of the block and, in clusters, of all, [1 + ranks] of 4; there, too, the threads' routes and
+  // columns.
   __device__ static float* Parts(int down) { return Shared(kParts + down * kColumns); }
   __device__ static float* Vector() { return Shared(kVector); }
   __device__ static float* Inbox() { return Shared(kInbox); }
   __device__ static float* RowParts(int buffer) { return Shared(kRowParts + buffer * Shape::kAcross * Shape::kRows); }
   __device__ static float* Error() { return Shared(kErrors + threadIdx.x); }  // The thread's.
   __device__ static float* Scalars() { return Shared(kScalars); }
+  __device__ static float4* Totals() { return reinterpret_cast<float4*>(Shared(kTotals)); }
+  __device__ static Route* ThreadRoute() { return reinterpret_cast<Route*>(Shared(kRoutes)) + threadIdx.x; }
+  __device__ static int* ThreadColumn() {
+    return reinterpret_cast<int*>(Shared(kRoutes + 4 * Shape::kThreadCount)) + threadIdx.x;
+  }
+  __device__ static Heard* BlockHeard() { return reinterpret_cast<Heard*>(Shared(kRoutes + 5 * Shape::kThreadCount)); }
 
   // ---- Places -------------------------------------------------------------------------------------------------------
   __device__ int FirstRow() const { return rank_ * Shape::kRows + down_ * Shape::kWarpRows; }
   __device__ int FirstColumn() const { return across_ * kWarpColumns; }
+  __device__ int Side() const { return kSpares ? task_.n : n_; }
   // The lane's own row, and whether it is one.
   __device__ int OwnRow() const { return FirstRow() + lane_; }
-  __device__ bool HasRow() const { return OwnRow() < n_; }
+  __device__ bool HasRow() const { return OwnRow() < Side(); }
   // Column number c of the lane: in its warp.
   __device__ int Column(int c) const { return 4 * lane_ + 128 * (c / 4) + c % 4; }
-  __device__ bool Inside(int c) const { return FirstColumn() + Column(c) < n_; }
-  __device__ HeldRows<Shape> Rows() const { return {member_, n_, FirstRow(), FirstColumn(), lane_}; }
+  __device__ bool Inside(int c) const { return FirstColumn() + Column(c) < Side(); }
+  __device__ HeldRows<Shape> Rows() const {
+    // From lane to lane, so that it is not looked up for each row.
+    const int n = __shfl_sync(kFullMask, Side(), 0);
+    return {member_, n, FirstRow(), FirstColumn(), lane_};
+  }
   // The lane's C numbers of a row of a buffer.
   __device__ void Read(const float* row, float (&x)[C]) const {
 #pragma unroll
@@ -140,93 +163,126 @@ class HeldBase {
     constexpr float kRange = kLead == Lead::kColumns ? kPlainRange : kGeneralRange;
     const HeldRows<Shape> rows = Rows();
     float lowest = 0;
-    rows.Fetch(task_.logits, 0, kHalf, Buffer(0));
-    rows.Arrived();
-    StartHalf<kSoftmax>(0, &lowest);
+    // Or what they were would be kept, where registers are wanted for other things, until some are set below.
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) Read(Buffer(k), kept_[k]);
-    __syncwarp();  // The buffer is free.
-    rows.Fetch(task_.logits, kHalf, kHalf, Buffer(0));
-    rows.Arrived();
-    StartHalf<kSoftmax>(1, &lowest);
+    for (int k = 0; k < kKept; ++k) {
 #pragma unroll
-    for (int k = kHalf; k < kKept; ++k) Read(Buffer(k - kHalf), kept_[k]);
+      for (int c = 0; c < C; ++c) kept_[k][c] = 0;
+    }
+    // Groups of rows come two steps ahead. The last group comes before the one that takes the first one's place.
+    static_assert(kKept == Shape::kWarpRows - kGroup, "the last group stays where it comes");
+    const auto group_of = [](int step) { return step < 2 ? step : 5 - step; };
+    const auto place_of = [this](int step) { return step == 1 ? Further(0) : step == 2 ? Stored(0) : Buffer(0); };
+#pragma unroll 1
+    for (int step = -2; step < 4; ++step) {
+      if (step + 2 < 4) rows.Fetch(task_.logits, kGroup * group_of(step + 2), kGroup, place_of(step + 2));
+      CommitCopies();
+      if (step < 0) continue;
+      WaitForCopies<2>();
+      __syncwarp();  // The rows are there.
+      float* const place = place_of(step);
+      StartGroup<kSoftmax>(kGroup * group_of(step), step, place, &lowest);
+      WithGroup(kGroup * group_of(step), [&](auto group) {
+        if constexpr (group.value < kKept) {
+#pragma unroll
+          for (int k = 0; k < kGroup; ++k) Read(place + k * kWarpColumns, kept_[group.value + k]);
+        }
+      });
+      __syncwarp();  // The place is free.
+    }
     if constexpr (kSoftmax) return true;
     // All logits within the range of their maximum, and above the floor.
     bool safe = lowest >= -kLog2E * kRange && (!HasRow() || shift_ / -kLog2E - kRange > task_.floor32);
     if constexpr (kLead == Lead::kColumns) safe = safe && fabsf(shift_) <= kLog2E * kRange;
     return safe;
   }
-  // K in place of the logits in the buffer, the first or the second half of the warp's rows. A loop, not all rows at
-  // once: what is executed once waits for its instructions.
+  // K in place of the logits of a group of rows, from row `first` of the warp on. A loop, not all groups at once: what
+  // is executed once waits for its instructions.
   template <bool kSoftmax>
-  __device__ void StartHalf(int half, float* lowest) {
-    const int first = half * kHalf;
-    const float own = OverHalf<Max>(half, kSoftmax ? 0 : half, [this](const float(&w)[C]) { return this->Largest(w); });
+  __device__ void StartGroup(int first, int step, float* place, float* lowest) {
+    const float own =
+        OverGroup<Max>(place, kSoftmax ? 0 : step % 2, [this](const float(&w)[C]) { return this->Largest(w); });
     // Its rounding scales the row: nothing that u would not undo.
-    if (lane_ / kHalf == half) shift_ = HasRow() ? -kLog2E * own : 0.0f;
+    if (lane_ / kGroup == first / kGroup) shift_ = HasRow() ? -kLog2E * own : 0.0f;
 #pragma unroll 4
-    for (int k = 0; k < kHalf; ++k) {
+    for (int k = 0; k < kGroup; ++k) {
       float w[C];
-      Read(Buffer(k), w);
-      Exponentials(FirstRow() + first + k < n_, __shfl_sync(kFullMask, shift_, first + k), w, lowest);
-      Write(w, Buffer(k));
+      Read(place + k * kWarpColumns, w);
+      Exponentials(FirstRow() + first + k < Side(), __shfl_sync(kFullMask, shift_, first + k), w, lowest);
+      Write(w, place + k * kWarpColumns);
     }
-    if constexpr (kSoftmax) DivideHalf(half);
+    if constexpr (kSoftmax) DivideGroup(first, place);
   }
-  // What a row in the buffer, the first or the second half of the warp's, comes to over the lanes and warps that have
-  // it, from take(a lane's elements): on the row's own lane. `buffer`: as AcrossWarps'.
+  // What each row of a group comes to over the lanes and warps that have it, from take(a lane's elements): on the row's
+  // own lane. `buffer`: as AcrossWarps'.
   template <class Op, class Take>
-  __device__ float OverHalf(int half, int buffer, Take take) {
-    const int first = half * kHalf;
-    float taken[kGroup], own = 0;
-#pragma unroll 1
-    for (int group = 0; group < kHalf; group += kGroup) {
+  __device__ float OverGroup(const float* place, int buffer, Take take) const {
+    float taken[kGroup];
 #pragma unroll
-      for (int k = 0; k < kGroup; ++k) {
-        float w[C];
-        Read(Buffer(group + k), w);
-        taken[k] = take(w);
-      }
-      const float over_lanes = Scatter<kGroup, Op>(taken, lane_);
-      if (lane_ / kGroup == (first + group) / kGroup) own = over_lanes;
+    for (int k = 0; k < kGroup; ++k) {
+      float w[C];
+      Read(place + k * kWarpColumns, w);
+      taken[k] = take(w);
     }
-    return AcrossWarps<Op>(own, buffer);
+    return AcrossWarps<Op>(Scatter<kGroup, Op>(taken, lane_), buffer);
   }
   // From exponentials to K: rows by their sums, and the offset.
-  __device__ void DivideHalf(int half) {
-    const int first = half * kHalf;
+  __device__ void DivideGroup(int first, float* place) {
     const float offset = static_cast<float>(task_.offset);
-    const float own = OverHalf<Sum>(half, 1, [](const float(&w)[C]) {
+    const float own = OverGroup<Sum>(place, 1, [](const float(&w)[C]) {
       float sum = w[0];
 #pragma unroll
       for (int c = 1; c < C; ++c) sum += w[c];
       return sum;
     });
-    if (lane_ / kHalf == half) scale_ = HasRow() ? Reciprocal(own) : 0.0f;
+    if (lane_ / kGroup == first / kGroup) scale_ = HasRow() ? Reciprocal(own) : 0.0f;
 #pragma unroll 4
-    for (int k = 0; k < kHalf; ++k) {
+    for (int k = 0; k < kGroup; ++k) {
       float w[C];
       const float scale = __shfl_sync(kFullMask, scale_, first + k);
-      Read(Buffer(k), w);
+      Read(place + k * kWarpColumns, w);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
-        w[c] = FirstRow() + first + k < n_ && Inside(c) ? fmaf(w[c], scale, offset) : 0.0f;
+        w[c] = FirstRow() + first + k < Side() && Inside(c) ? fmaf(w[c], scale, offset) : 0.0f;
       }
-      Write(w, Buffer(k));
+      Write(w, place + k * kWarpColumns);
     }
   }
 
-  // The rows of K from number `first` on, in shared memory.
+  // The lane's quad h of a row of a buffer.
+  __device__ void ReadQuad(const float* row, int h, float (&x)[4]) const {
+    const float4 y = *reinterpret_cast<const float4*>(row + Column(4 * h));
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  }
+  __device__ void WriteQuad(const float (&x)[4], float* row, int h) const {
+    *reinterpret_cast<float4*>(row + Column(4 * h)) = make_float4(x[0], x[1], x[2], x[3]);
+  }
+  // Quad h of row number k of K; known when compiled.
+  __device__ void QuadOfK(int k, int h, float (&x)[4]) const {
+    if (k >= kKept) return ReadQuad(Stored(k - kKept), h, x);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[c] = kept_[k][4 * h + c];
+  }
+  // body(the number of a group's first row, known when compiled).
+  template <class Body>
+  __device__ static void WithGroup(int first, Body body) {
+    static_assert(Shape::kWarpRows == 4 * kGroup, "see below");
+    if (first == 0) return body(std::integral_constant<int, 0>());
+    if (first == kGroup) return body(std::integral_constant<int, kGroup>());
+    if (first == 2 * kGroup) return body(std::integral_constant<int, 2 * kGroup>());
+    body(std::integral_constant<int, 3 * kGroup>());
+  }
+  // A group's rows of K in shared memory; of those in registers copies. So that what is done with them is one piece of
+  // code: what the kernels for gradients do once for a member would not fit into the processor's cache of instructions.
   __device__ const float* RowsOfK(int first) const {
     if (first == kKept) return Stored(0);
+    WithGroup(first, [this](auto group) {
+      if constexpr (group.value < kKept) {
 #pragma unroll
-    for (int group = 0; group < kKept; group += kGroup) {
-      if (first != group) continue;
-#pragma unroll
-      for (int k = 0; k < kGroup; ++k) Write(kept_[group + k], Copied(k));
-    }
-    return Copied(0);
+        for (int k = 0; k < kGroup; ++k) Write(kept_[group.value + k], Further(k));
+      }
+    });
+    return Further(0);
   }
 
   // ---- A pass: products of rows with x, what `row` makes of each, and the products of that with columns, to q -------
@@ -297,6 +353,16 @@ class HeldBase {
   // column(j, sum): on the owner of column j < n (in a cluster several lanes, with the same numbers).
   template <class ColumnFunction>
   __device__ void Columns(const float (&q)[C], ColumnFunction column) {
+    [[maybe_unused]] Route route;
+    [[maybe_unused]] int own;
+    if constexpr (Shape::kCluster) {  // What is fetched here is not waited for where all blocks wait.
+      route = *ThreadRoute(), own = *ThreadColumn();
+      const Heard heard = *BlockHeard();
+      if (threadIdx.x == 0) {
+        ExpectReceived(&barriers_[0], heard.sums);
+        ExpectReceived(&barriers_[1], heard.vector);
+      }
+    }
     Write(q, Parts(down_) + FirstColumn());
     __syncthreads();  // The parts are there.
     if constexpr (!Shape::kCluster) {
@@ -304,36 +370,54 @@ class HeldBase {
       float sum = Parts(0)[j];
 #pragma unroll
       for (int w = 1; w < Shape::kDown; ++w) sum += Parts(w)[j];
-      Vector()[j] = j < n_ ? column(j, sum) : 0.0f;
+      Vector()[j] = j < Side() ? column(j, sum) : 0.0f;
       __syncthreads();  // The vector is there.
     } else {
-      SendParts();
+      SendParts(route);
       AwaitReceived(&barriers_[0], parity_);
-      ReceiveParts(column);
+      ReceiveParts(route, own, column);
       AwaitReceived(&barriers_[1], parity_);
       parity_ ^= 1;
     }
   }
   // Quads of columns that there are, and those of an owner.
-  __device__ int QuadsOfAll() const { return (n_ + 3) / 4; }
+  __device__ int QuadsOfAll() const { return (Side() + 3) / 4; }
   __device__ int QuadsEach() const { return (QuadsOfAll() + ranks_ - 1) / ranks_; }
   __device__ int QuadsMine() const { return max(min(QuadsEach(), QuadsOfAll() - rank_ * QuadsEach()), 0); }
-  // Each block's sums to the columns' owners.
-  __device__ void SendParts() {
-    if (threadIdx.x == 0) {
-      ExpectReceived(&barriers_[0], static_cast<unsigned>(QuadsMine() * ranks_ * sizeof(float4)));
-      ExpectReceived(&barriers_[1], static_cast<unsigned>(QuadsOfAll() * sizeof(float4)));
+  // Where a thread sends what, the same for all members. As many lanes as a cluster has blocks at most share a quad of
+  // columns that the block owns: lane k of them has what block k sent, and sends to block k what becomes of the sums.
+  __device__ void PlanRoute() const {
+    constexpr int kMost = Shape::kRanksMost;
+    const int quad = threadIdx.x, owner = quad / QuadsEach();
+    const int place = threadIdx.x / kMost, lane = threadIdx.x % kMost;
+    Route route = {0, 0, 0, 0};
+    if (quad < QuadsOfAll()) {
+      const int there = quad % QuadsEach() * kMost + rank_;
+      route.to = RemoteAddress(Inbox() + 4 * there, owner);
+      route.told = RemoteAddress(&barriers_[0], owner);
     }
-    const int quad = threadIdx.x;
-    if (quad >= QuadsOfAll()) return;
+    if (place < QuadsMine() && lane < ranks_) {
+      route.back = RemoteAddress(Vector() + 4 * (rank_ * QuadsEach() + place), lane);
+      route.told_back = RemoteAddress(&barriers_[1], lane);
+    }
+    *ThreadRoute() = route;
+    const int j = SharedColumn();
+    *ThreadColumn() = place < QuadsMine() && j < Side() ? j : -1;
+    if (threadIdx.x == 0) {
+      constexpr unsigned kQuad = sizeof(float4);
+      *BlockHeard() = {QuadsMine() * ranks_ * kQuad, QuadsOfAll() * kQuad, 0};
+    }
+  }
+  // Each block's sums to the columns' owners.
+  __device__ void SendParts(const Route& route) const {
+    if (route.to == 0) return;
     float sum[4] = {};
 #pragma unroll
     for (int w = 0; w < Shape::kDown; ++w) {
-      const float4 x = *reinterpret_cast<const float4*>(Parts(w) + 4 * quad);
+      const float4 x = *reinterpret_cast<const float4*>(Parts(w) + 4 * threadIdx.x);
       sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
     }
-    const int owner = quad / QuadsEach(), place = quad % QuadsEach() * Shape::kRanksMost + rank_;
-    Send(Inbox() + 4 * place, sum, &barriers_[0], owner);
+    SendTo(route.to, sum, route.told);
   }
   // The column that a thread of a cluster's block owns, with others of its lanes.
   __device__ int SharedColumn() const {
@@ -341,15 +425,12 @@ class HeldBase {
     const int quad = rank_ * QuadsEach() + static_cast<int>(threadIdx.x) / kMost;
     return 4 * quad + (lane_ & kMost / 2 ? 2 : 0) + (lane_ & kMost / 4 ? 1 : 0);
   }
-  // As many lanes as a cluster has blocks at most share a quad of columns: lane k of them has what block k sent, and
-  // sends to block k what becomes of the sums.
+  // `own`: the column that the thread owns, or -1.
   template <class ColumnFunction>
-  __device__ void ReceiveParts(ColumnFunction column) {
+  __device__ void ReceiveParts(const Route& route, int own, ColumnFunction column) {
     constexpr int kMost = Shape::kRanksMost;
-    const int place = threadIdx.x / kMost, from = threadIdx.x % kMost;
-    const bool there = place < QuadsMine();
     float4 x = make_float4(0, 0, 0, 0);
-    if (there && from < ranks_) x = *reinterpret_cast<const float4*>(Inbox() + 4 * threadIdx.x);
+    if (route.back != 0) x = *reinterpret_cast<const float4*>(Inbox() + 4 * threadIdx.x);
     const bool high = lane_ & kMost / 2, odd = lane_ & kMost / 4;
     float a = high ? x.z : x.x, b = high ? x.w : x.y;
     a += __shfl_xor_sync(kFullMask, high ? x.x : x.z, kMost / 2);
@@ -358,35 +439,56 @@ class HeldBase {
     sum += __shfl_xor_sync(kFullMask, odd ? a : b, kMost / 4);
 #pragma unroll
     for (int mask = kMost / 8; mask >= 1; mask /= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
-    const int j = SharedColumn();
-    const float mine = there && j < n_ ? column(j, sum) : 0.0f;
+    const float mine = own >= 0 ? column(own, sum) : 0.0f;
     const int base = lane_ / kMost * kMost;
     const float all[4] = {__shfl_sync(kFullMask, mine, base), __shfl_sync(kFullMask, mine, base + kMost / 4),
                           __shfl_sync(kFullMask, mine, base + kMost / 2),
                           __shfl_sync(kFullMask, mine, base + kMost / 2 + kMost / 4)};
-    if (there && from < ranks_) Send(Vector() + 4 * (rank_ * QuadsEach() + place), all, &barriers_[1], from);
+    if (route.back != 0) SendTo(route.back, all, route.told_back);
   }
   // The column whose `column` this thread calls, and whether no other thread does.
   __device__ int OwnColumn() const {
-    if constexpr (Shape::kCluster) return min(SharedColumn(), n_ - 1);
-    return min(static_cast<int>(threadIdx.x), n_ - 1);
+    if constexpr (Shape::kCluster) return min(SharedColumn(), Side() - 1);
+    return min(static_cast<int>(threadIdx.x), Side() - 1);
   }
   __device__ bool IsFirstOwner() const {
     constexpr int kAlike = Shape::kCluster ? Shape::kRanksMost / 4 : 1;  // Lanes with the same column.
     return lane_ % kAlike == 0;
   }
 
-  // ---- Sums over the member's blocks, in rank 0's first thread ------------------------------------------------------
-  __device__ float MemberSum(float x) const {
-    x = OverBlock<Sum, W>(x, Scalars());
-    if constexpr (!Shape::kCluster) return x;
-    float* const all = Scalars() + W;
-    if (threadIdx.x == 0) StoreRemote(all + rank_, x, 0);
-    SyncCluster();  // All blocks' are there.
-    float sum = all[0];
-    for (int k = 1; k < ranks_; ++k) sum += all[k];
-    SyncCluster();  // The memory is free.
-    return sum;
+  // ---- Totals of a member's blocks, in rank 0's first thread --------------------------------------------------------
+  // Of the block, for MemberTotals: the threads' errors, and whether all are safe.
+  __device__ void KeepTotals(float row_error, float col_error, bool safe) const {
+    row_error = WarpSum(row_error);
+    col_error = WarpSum(col_error);
+    const bool unsafe = __syncthreads_or(!safe);  // The memory is free.
+    if (lane_ == 0) Scalars()[warp_] = row_error, Scalars()[W + warp_] = col_error;
+    __syncthreads();  // The warps' are there.
+    if (threadIdx.x != 0) return;
+    float4 sums = make_float4(0, 0, unsafe ? 1 : 0, 0);
+    for (int w = 0; w < W; ++w) sums.x += Scalars()[w], sums.y += Scalars()[W + w];
+    *Totals() = sums;
+  }
+  // Errors of rows and of columns, blocks that are not safe, and those with a thread that is not `finite`: once for
+  // each member, and there alone. Nobody sends the next one's before columns have been exchanged again.
+  __device__ float4 MemberTotals(bool finite) {
+    const bool infinite = __syncthreads_or(!finite);
+    if (threadIdx.x != 0) return make_float4(0, 0, 0, 0);
+    float4 sums = *Totals();
+    sums.w = infinite ? 1 : 0;
+    if constexpr (Shape::kCluster) {
+      const float own[4] = {sums.x, sums.y, sums.z, sums.w};
+      Send(reinterpret_cast<const float*>(Totals() + 1 + rank_), own, &barriers_[2], 0);
+      if (rank_ != 0) return sums;
+      ExpectReceived(&barriers_[2], static_cast<unsigned>(ranks_ * sizeof(float4)));
+      AwaitReceived(&barriers_[2], BlockHeard()->totals++ & 1);
+      sums = Totals()[1];
+      for (int k = 1; k < ranks_; ++k) {
+        const float4 x = Totals()[1 + k];
+        sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
+      }
+    }
+    return sums;
   }
 
   // ---- History ------------------------------------------------------------------------------------------------------
@@ -405,7 +507,7 @@ class HeldBase {
   const int rank_, ranks_;                     // The block's among the cluster's.
   int64_t member_ = 0;
 
-  uint64_t (&barriers_)[2];
+  uint64_t (&barriers_)[kHeldBarriers];
   float* const history_;  // In the workspace.
 
   float kept_[kKept][C];

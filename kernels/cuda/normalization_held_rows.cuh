@@ -29,7 +29,12 @@ struct HeldRows {
       return FetchShort(static_cast<const __half*>(tensor.data), at, rows, buffer, tensor.dtype);
     }
     const float* const from = static_cast<const float*>(tensor.data) + at;
-    if (Quads()) return ForQuads<4>(rows, [&](int in, int64_t out) { CopyAsync16(buffer + in, from + out); });
+    if (Quads()) {
+      return ForQuads<4>(rows, [&](int k, int h) {
+        const int c = 4 * lane + 128 * h;
+        CopyAsync16(buffer + k * Shape::kWarpColumns + c, from + int64_t{k} * n + c);
+      });
+    }
     const uint32_t to = SharedAddress(buffer);
 #pragma unroll 2
     for (int k = 0; k < rows; ++k) {
@@ -45,39 +50,67 @@ struct HeldRows {
     WaitForFetches();
     __syncwarp();  // The rows are there.
   }
+  // Where the lane's numbers of rows go, straight from registers; where Quads().
+  struct Sink {
+    DType dtype;
+    char* first;  // The lane's first element of the first row.
+    int rows;     // That there are.
+  };
+  // Rows from number `first` on.
+  __device__ Sink To(const Output& output, int first) const {
+    const int bytes = output.dtype == DType::kFloat32 ? 4 : 2;
+    return {output.dtype, static_cast<char*>(output.data) + (Place(first) + 4 * lane) * bytes, n - row - first};
+  }
+  // Of row k quad h.
+  __device__ void Put(const Sink& sink, int k, int h, float4 x) const {
+    if (k >= sink.rows || column + 4 * lane + 128 * h >= n) return;
+    if (sink.dtype == DType::kFloat32) return PutAs<true>(sink, k, h, x);
+    PutAs<false>(sink, k, h, x);
+  }
   // From the buffer, which is free afterwards.
   __device__ void Store(const Output& output, int first, int count, const float* buffer) const {
     __syncwarp();  // The rows are there.
     const int rows = min(count, n - row - first);
     const int64_t at = Place(first);
     if (Quads()) {
-      ForQuads<2>(rows, [&](int in, int64_t out) {
-        const float4 x = *reinterpret_cast<const float4*>(buffer + in);
-        if (output.dtype == DType::kFloat32) {
-          __stcs(reinterpret_cast<float4*>(static_cast<float*>(output.data) + at + out), x);
-        } else {
-          const float both[8] = {x.x, x.y, x.z, x.w};
-          const uint4 packed = Pack(output.dtype, both);
-          uint16_t* const to = static_cast<uint16_t*>(output.data) + at + out;
-          __stcs(reinterpret_cast<uint2*>(to), make_uint2(packed.x, packed.y));
-        }
-      });
-    } else {
+      const Sink sink = To(output, first);
+      if (sink.dtype == DType::kFloat32) return PutRows<true>(sink, rows, buffer);
+      return PutRows<false>(sink, rows, buffer);
+    }
 #pragma unroll 1
-      for (int k = 0; k < rows; ++k) {
+    for (int k = 0; k < rows; ++k) {
 #pragma unroll 2
-        for (int c = lane; c < Shape::kWarpColumns; c += 32) {
-          if (column + c >= n) break;
-          StoreAs(output.dtype, output.data, at + int64_t{k} * n + c, buffer[k * Shape::kWarpColumns + c]);
-        }
+      for (int c = lane; c < Shape::kWarpColumns; c += 32) {
+        if (column + c >= n) break;
+        StoreAs(output.dtype, output.data, at + int64_t{k} * n + c, buffer[k * Shape::kWarpColumns + c]);
       }
     }
     __syncwarp();  // The buffer is free.
   }
 
  private:
+  template <bool kFloats>
+  __device__ void PutAs(const Sink& sink, int k, int h, float4 x) const {
+    const int64_t at = int64_t{k} * n + 128 * h;
+    if constexpr (kFloats) {
+      __stcs(reinterpret_cast<float4*>(sink.first + 4 * at), x);
+    } else {
+      const float both[8] = {x.x, x.y, x.z, x.w};
+      const uint4 packed = Pack(sink.dtype, both);
+      __stcs(reinterpret_cast<uint2*>(sink.first + 2 * at), make_uint2(packed.x, packed.y));
+    }
+  }
+  // The type and the place are looked up once, not for each quad.
+  template <bool kFloats>
+  __device__ void PutRows(const Sink& sink, int rows, const float* buffer) const {
+    ForQuads<4>(rows, [&](int k, int h) {
+      const float* const from = buffer + k * Shape::kWarpColumns + 4 * lane + 128 * h;
+      PutAs<kFloats>(sink, k, h, *reinterpret_cast<const float4*>(from));
+    });
+    __syncwarp();  // The buffer is free.
+  }
   __device__ int64_t Place(int first) const { return (member * n + row + first) * n + column; }
-  // body(place in the buffer, place from the first row's on) of the lane's quads in the matrix.
+  // body(row, quad of it) of the lane's quads in the matrix.
   template <int kTogether, class Body>
   __device__ void ForQuads(int rows, Body body) const {
 #pragma unroll kTogether
@@ -85,7 +118,7 @@ struct HeldRows {
 #pragma unroll
       for (int h = 0; h < Shape::kQuads; ++h) {
         const int c = 4 * lane + 128 * h;
-        if (column + c < n) body(k * Shape::kWarpColumns + c, int64_t{k} * n + c);
+        if (column + c < n) body(k, h);
       }
     }
   }
@@ -94,11 +127,12 @@ struct HeldRows {
   __device__ void FetchShort(const T* data, int64_t at, int rows, float* buffer, DType dtype) const {
     const T* const from = data + at;
     if (Quads()) {
-      return ForQuads<4>(rows, [&](int in, int64_t out) {
-        const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(from + out));
+      return ForQuads<4>(rows, [&](int k, int h) {
+        const int c = 4 * lane + 128 * h;
+        const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(from + int64_t{k} * n + c));
         float x[8];
         Unpack(dtype, make_uint4(raw.x, raw.y, 0, 0), x);
-        *reinterpret_cast<float4*>(buffer + in) = make_float4(x[0], x[1], x[2], x[3]);
+        *reinterpret_cast<float4*>(buffer + k * Shape::kWarpColumns + c) = make_float4(x[0], x[1], x[2], x[3]);
       });
     }
 #pragma unroll 2

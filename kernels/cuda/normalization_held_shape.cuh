@@ -32,11 +32,14 @@ using Held256 = HeldShape<2, 8, 1>;
 using Held512 = HeldShape<2, 8, 2>;
 using Held1024 = HeldShape<2, 8, 4>;
 
-// Floats of shared memory.
+// Floats of shared memory; of them those that say where what a cluster's blocks exchange goes.
+template <class Shape>
+constexpr int kHeldRouteFloats = Shape::kCluster ? 5 * Shape::kThreadCount + 4 : 0;
 template <class Shape>
 constexpr int kHeldSharedFloats = Shape::W*(Shape::kBuffer + 1) * Shape::kWarpColumns            // Rows, sums.
                                   + (Shape::kCluster ? 2 : 1) * Shape::kColumns + 64 * Shape::W  // Vectors.
-                                  + 2 * Shape::kAcross* Shape::kRows + Shape::W + Shape::kRanksMost + 8;
+                                  + 2 * Shape::kAcross* Shape::kRows + 2 * Shape::W +
+                                  4 * (1 + Shape::kRanksMost) + kHeldRouteFloats<Shape>;
 
 // Those that need no cluster and no more memory than compute capability 8.0 has for a block run there, too.
 template <class Shape>
