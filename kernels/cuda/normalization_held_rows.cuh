@@ -71,12 +71,12 @@ struct HeldRows {
   __device__ void Store(const Output& output, int first, int count, const float* buffer) const {
     __syncwarp();  // The rows are there.
     const int rows = min(count, n - row - first);
-    const int64_t at = Place(first);
     if (Quads()) {
       const Sink sink = To(output, first);
       if (sink.dtype == DType::kFloat32) return PutRows<true>(sink, rows, buffer);
       return PutRows<false>(sink, rows, buffer);
     }
+    const int64_t at = Place(first);
 #pragma unroll 1
     for (int k = 0; k < rows; ++k) {
 #pragma unroll 2

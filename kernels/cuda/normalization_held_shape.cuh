@@ -18,7 +18,7 @@ struct HeldShape {
   static constexpr int kDown = W / kAcross, kThreadCount = 32 * W;
   static constexpr int kWarpRows = 32, kKept = 24;  // Rows in registers.
   static constexpr int kGroup = 8;                  // Rows in shared memory; those that are worked on at a time.
-  static constexpr int kHalf = kWarpRows / 2;       // Rows that are fetched at a time.
+  static constexpr int kHalf = kWarpRows / 2;       // Rows whose unrolled gradient is made at a time.
   static constexpr int kBuffer = 3 * kGroup;        // Rows of a warp's shared memory.
   static constexpr int kWarpColumns = 32 * C, kColumns = kWarpColumns * kAcross, kRows = kWarpRows * kDown;
   static constexpr int kRanksMost = kColumns / kRows;

@@ -130,7 +130,6 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::member;
   using Base::Owned;
   using Base::OwnedColumn;
-  using Base::OwnsColumns;
   using Base::Read;
   using Base::ReadEntries;
   using Base::Row;
@@ -319,8 +318,9 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     __syncthreads();
   }
 
-  // The rest of an iteration into the other parity, when rows' sums are known. What is bad spoils the weights of
-  // columns: rows of a block its parts of them, columns their own; and they, every row's sum of the next iteration.
+  // The rest of an iteration into the other parity, when rows' sums are known; `mass`: as RowSum tells. What is bad
+  // spoils the weights of columns: rows of a block its parts of them, columns their own; and they, every row's sum of
+  // the next iteration.
   template <bool kPlain>
   __device__ void FinishIteration(int parity, float sum, float mass) {
     const double relax = kPlain ? 1 : m_.state[parity].relax;

@@ -61,7 +61,6 @@ class OnChipSums {
   // none, some column, which it knows nothing of.
   __device__ int Owned() const { return S::kShared ? threadIdx.x : OfOwner(threadIdx.x); }
   __device__ int OwnedColumn() const { return S::kShared ? threadIdx.x : m_.first_own + Owned(); }
-  __device__ bool OwnsColumns() const { return S::kShared || m_.own > 0; }
   __device__ bool IsOwner() const { return S::kShared || static_cast<int>(threadIdx.x) < m_.own; }
 
   // kCount floats side by side.
