@@ -25,7 +25,7 @@
 ABSL_FLAG(std::string, mix, "normalization:32x4x4:20",
           "Problems, separated by commas: KIND:SHAPE[:ITERATIONS][:OPTION...][=WEIGHT]. KIND: normalization, dense, "
           "point_cloud. SHAPE: [BATCHx]NxM, point clouds [BATCHx]NxMxD. OPTION: epsilon=0.1, tolerance=1e-6, "
-          "dtype=float16, recipe=exact, double, symmetric, debias, gradient, plan, value, marginals.");
+          "dtype=float16, recipe=exact, double, fast, symmetric, debias, gradient, plan, value, marginals.");
 ABSL_FLAG(int, clients, 8, "Closed loop: callers, each sending its next request when the last is answered.");
 ABSL_FLAG(double, rate, 0,
           "Open loop instead: requests per second, Poisson arrivals. Latency counts from the moment a request should "

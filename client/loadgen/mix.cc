@@ -87,6 +87,8 @@ absl::Status SetOption(absl::string_view key, absl::string_view value, MixEntry*
     return absl::InvalidArgumentError(absl::StrCat("unknown or unreadable option ", key, "=", value));
   } else if (key == "double") {
     entry->blank.mutable_solver()->set_precision(v1::PRECISION_DOUBLE);
+  } else if (key == "fast" && !normalization) {
+    entry->blank.mutable_solver()->set_precision(v1::PRECISION_FAST);
   } else if (key == "symmetric" && !normalization) {
     entry->blank.mutable_solver()->set_update_rule(v1::UPDATE_RULE_SYMMETRIC);
   } else if (key == "debias" && entry->kind == v1::SolveRequest::kPointCloud) {

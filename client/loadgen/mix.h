@@ -5,7 +5,7 @@
 //   entry  = KIND : SHAPE [: ITERATIONS] {: OPTION} [= WEIGHT]
 //   kind   = normalization | dense | point_cloud
 //   shape  = [BATCH x] N x M, point clouds [BATCH x] N x M x DIMENSION
-//   option = epsilon=0.1  tolerance=1e-6  dtype=float16  recipe=exact  double  symmetric  debias
+//   option = epsilon=0.1  tolerance=1e-6  dtype=float16  recipe=exact  double  fast  symmetric  debias
 //            gradient  plan  value  marginals
 //
 // Without ITERATIONS the server's default holds. With them, and no tolerance, exactly that many are done.
