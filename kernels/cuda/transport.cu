@@ -21,7 +21,7 @@ namespace {
 // Before kernels can be asked. Of a workspace's layout, where the device is Hopper, all that a resident finds.
 DeviceKernels KernelsOf(const DeviceInfo& device) {
   const bool hopper = device.compute_major == 9;
-  return {hopper, hopper};
+  return {hopper, hopper, hopper};
 }
 
 class TransportFamily final : public Family {

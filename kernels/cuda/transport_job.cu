@@ -100,7 +100,7 @@ Layout LayoutOf(const Job& job) {
     at.partial[e] = part.Take(partial * sizeof(double));
     if (sweeps) {
       const int64_t row = StreamColumns(job, e) * static_cast<int64_t>(sizeof(float));
-      at.stream_sums[e] = part.Take(StreamSlabs(job, e) * row);
+      at.stream_sums[e] = part.Take(std::max(StreamSlabs(job, e), HeldBlocks(job)) * row);
       at.stream_terms[e] = part.Take(row);
     }
     if (HasFrames(job)) {
@@ -113,7 +113,10 @@ Layout LayoutOf(const Job& job) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
-  if (sweeps) at.stream_reference = part.Take(sizeof(double));
+  if (sweeps) {
+    at.stream_reference = part.Take(sizeof(double));
+    at.stream_scales = part.Take(StreamColumns(job, 0) * static_cast<int64_t>(sizeof(float)));
+  }
   // Whatever clusters can be had: a layout is asked for before that is known.
   Job widest = job;
   widest.wide_clusters = true;
@@ -178,6 +181,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   job.lean = job.halves && IsSquared(job) && job.engines == 1 && OnChipTiles(job) > 0 && job.dim <= kDepth &&
              !ReadsPoints(job);
   job.streamed = StreamsCosts(job) || KeepsExponents(job);
+  job.held = kernels.held && job.streamed && HeldBlocks(job) > 0;
   job.framed = FramesExponents(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
@@ -194,6 +198,7 @@ double IterationSeconds(const Job& job) {
   }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
+  if (job.held) return job.count * 8e-6 * HeldBlocks(job) / kProcessors + 2e-6;
   if (job.streamed) return job.count * pairs * (KeepsHalves(job) ? 6e-13 : 1.2e-12) + 1e-5;
   if (!job.halves) {
     const double slow = job.precision == Precision::kDouble ? 4 : 1;

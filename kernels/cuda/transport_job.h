@@ -7,9 +7,9 @@
 namespace sinkhorn {
 namespace cuda {
 
-// What a device can do: Job's `hopper` and `wide_clusters`.
+// What a device can do: Job's `hopper` and `wide_clusters`, and whether it has room for problems that are `held`.
 struct DeviceKernels {
-  bool hopper, wide_clusters;
+  bool hopper, wide_clusters, held;
 };
 
 // All but the workspace's address, whose layout depends on `hopper` alone.

@@ -18,7 +18,7 @@ TEST(TransportJobTest, LayoutsDoNotDependOnWideClusters) {
           problem.kind = dim == 0 ? ProblemKind::kDense : ProblemKind::kPointCloud;
           problem.n = n, problem.m = m, problem.dim = dim;
           problem.solver.epsilon = 0.1, problem.solver.max_iterations = 10, problem.solver.precision = precision;
-          const Job with = JobOf(problem, {true, true}), without = JobOf(problem, {true, false});
+          const Job with = JobOf(problem, {true, true, true}), without = JobOf(problem, {true, false, false});
           EXPECT_EQ(with.at.bytes, without.at.bytes) << absl::StrCat(n, " x ", m, " d ", dim);
           EXPECT_EQ(with.streamed, without.streamed) << absl::StrCat(n, " x ", m, " d ", dim);
           EXPECT_EQ(with.framed, without.framed) << absl::StrCat(n, " x ", m, " d ", dim);

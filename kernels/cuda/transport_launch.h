@@ -131,6 +131,23 @@ void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& 
                   cudaStream_t stream);
 void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream);
 
+// ---- transport_stream_held.cu: all iterations that are left, on the chip ------------------------------------------
+// Of jobs that are held, after an iteration: a problem for each member. Jobs of one launch have the same HeldLaunchOf.
+// All its blocks run at once. Columns' terms are left as sweeps leave them, and to those what is not solved yet.
+struct HeldLaunch {
+  bool halves;  // Exponents of FAST.
+  bool reads;   // Of some rows, in each iteration, what there is no room for.
+  int quads;    // Of columns, that a thread has.
+  int blocks;   // Of a problem.
+  bool operator<(const HeldLaunch& other) const {
+    return std::tie(halves, reads, quads, blocks) < std::tie(other.halves, other.reads, other.quads, other.blocks);
+  }
+};
+// Whether the calling thread's device has room.
+bool HasHeldKernels();
+HeldLaunch HeldLaunchOf(const Job& job);
+void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream);
+
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
 int64_t ApplyBlocks(const Job& job, Mode mode, int side);
 void LaunchApply(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, cudaStream_t stream);

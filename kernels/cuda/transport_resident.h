@@ -24,7 +24,7 @@ enum class Stage { kPrepare, kIterate, kFinish, kProducts, kDone };
 class TransportResident final : public Resident {
  public:
   TransportResident(const Problem& problem, void* workspace)
-      : job_(JobOf(problem, {HasHopperKernels(), HasWideClusters()})) {
+      : job_(JobOf(problem, {HasHopperKernels(), HasWideClusters(), HasHeldKernels()})) {
     job_.workspace = static_cast<char*>(workspace);
     report_.family = job_.dense ? "dense" : "point-cloud";
     report_.precision = job_.precision;
@@ -81,6 +81,8 @@ class TransportResident final : public Resident {
     framed_ = true;
     swept_ = false;  // Columns' terms are of the frame before.
   }
+  // Whether all iterations from the next on can be made on the chip. `done`: see MayKeepExponents.
+  bool MayHold(int64_t done) const { return job_.held && Streams() && launched_ + done >= 1; }
   bool HasKeptGradient() const { return kept_ && job_.engines == 1 && job_.dim > kDepth; }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals
   // decide nothing.

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/cuda/transport_types.cuh"
@@ -11,7 +12,7 @@
 namespace sinkhorn {
 namespace cuda {
 
-__host__ __device__ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Which of x (0) and y (1) stands on a side of an engine's problem.
 __host__ __device__ inline int MeasureOf(int engine, int side) { return engine == 0 ? side : engine - 1; }
@@ -142,13 +143,57 @@ __host__ __device__ inline int StreamColumns(const Job& job, int engine) {
   const int columns = EngineSize(job, engine, 1);
   return job.dense && columns % 4 == 0 ? columns : static_cast<int>(CeilDiv(columns, kCloudTile) * kCloudTile);
 }
-// Clouds whose exponents are kept: where reading them takes less time than making them anew (measured on an H200: of 32
-// coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of an engine, is not too much.
+__host__ __device__ inline bool KeepsHalves(const Job& job) { return !job.dense && PlanesOf(job) == 1; }
+// Held jobs: streamed ones whose densities so many blocks of a device together have room for, in shared memory and
+// registers, from one iteration to the next (transport_stream_held.cu). A whole device, or half of it: two problems are
+// then solved at once. Of those whose iterations are plain; not more of them than others may wait for: sweeps go on.
+constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 32;  // Of a block; columns that it adds up.
+constexpr int kHeldColumnsMost = 4096, kHeldIterationsMost = 512;
+constexpr int kHeldQuadColumns = 4 * kHeldThreads;
+constexpr int kHeldBytes = 216 * 1024, kHeldBytesMost = 227 * 1024;  // Of shared memory: rows; all.
+constexpr int kHeldRegisters = 32;                                   // Of a thread, for rows.
+__host__ __device__ constexpr int HeldRowsOfRegisters(int quads, int number_bytes) {
+  return kHeldRegisters * 4 / (quads * 4 * number_bytes);
+}
+// Whether rows in shared memory are as long as the most that so many quads can have.
+__host__ __device__ constexpr bool HeldRowsArePadded(int quads, int number_bytes) { return quads * number_bytes <= 4; }
+__host__ __device__ inline int HeldQuads(const Job& job) {  // Of columns, that a thread has.
+  return static_cast<int>(CeilDiv(StreamColumns(job, 0), kHeldQuadColumns));
+}
+__host__ __device__ inline int HeldRoom(const Job& job, bool registers) {  // Rows that a block has room for.
+  const int number_bytes = KeepsHalves(job) ? 2 : 4, quads = HeldQuads(job);
+  const int columns = HeldRowsArePadded(quads, number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
+  return kHeldBytes / (columns * number_bytes) + (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
+}
+// Blocks of a problem of such a job, if it is streamed; 0: it cannot be held.
+__host__ __device__ inline int HeldBlocks(const Job& job) {
+  const SolverOptions& solver = job.solver;
+  const bool plain = job.engines == 1 && !job.symmetric && solver.tolerance == 0 && solver.epsilon_decay == 0 &&
+                     std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
+  if (!plain || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
+  for (int blocks : {kProcessors / 2, kProcessors}) {
+    const int64_t rows = CeilDiv(job.size[0], blocks);
+    if (rows <= kHeldRowsMost && rows <= HeldRoom(job, true)) return blocks;
+  }
+  const bool reads = !KeepsHalves(job) && HeldQuads(job) == 2;
+  return reads && CeilDiv(job.size[0], kProcessors) <= kHeldRowsMost ? kProcessors : 0;
+}
+// Whether some rows are read again in each iteration: floats, for which registers are wanted then.
+__host__ __device__ inline bool HeldReads(const Job& job) {
+  return CeilDiv(job.size[0], HeldBlocks(job)) > HeldRoom(job, true);
+}
+// Columns that a block adds up, in fours, of those that are all threads' first quad, or second.
+__host__ __device__ inline int HeldOwned(const Job& job, int blocks) {
+  const int columns = StreamColumns(job, 0) < kHeldQuadColumns ? StreamColumns(job, 0) : kHeldQuadColumns;
+  return static_cast<int>(CeilDiv(columns, 4 * blocks)) * 4;
+}
+// Clouds whose exponents are kept: where they are held, or where reading them takes less time than making them anew
+// (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of an engine, is not
+// too much.
 constexpr int64_t kKeptBytesMost = int64_t{512} << 20;
 constexpr int kKeptRowsLeast = 1024, kKeptIterationsLeast = 4, kKeptDimLeast = 64;
 constexpr int kKeptDimLeastOfFew = 17, kKeptFew = 1 << 23;  // Rows times columns.
 
-__host__ __device__ inline bool KeepsHalves(const Job& job) { return !job.dense && PlanesOf(job) == 1; }
 __host__ __device__ inline int64_t KeptBytes(const Job& job, int engine) {
   return int64_t{EngineSize(job, engine, 0)} * StreamColumns(job, engine) * (KeepsHalves(job) ? 2 : 4);
 }
@@ -160,7 +205,7 @@ __host__ __device__ inline int64_t MostKeptBytes(const Job& job) {  // Of any en
 __host__ __device__ inline bool KeepsExponents(const Job& job) {
   const int64_t rows = job.size[0], columns = job.size[1];
   return MayStream(job) && SourceOf(job) == Source::kProducts && job.solver.epsilon_decay == 0 &&
-         job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) &&
+         (job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) || HeldBlocks(job) > 0) &&
          job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
          (rows > kOnChipSide || columns > kOnChipSide) && MostKeptBytes(job) <= kKeptBytesMost;
 }

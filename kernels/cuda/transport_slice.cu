@@ -25,7 +25,7 @@ class Slice : private SliceLaunches {
     // Small problems may be through at once.
     const Set hopeful = Among(preparing, [&](const TransportResident& r) {
       return (r.OnChip() || r.job().solver.tolerance == 0) &&
-             r.job().solver.max_iterations * IterationSeconds(r.job()) < slice_seconds;
+             (r.job().held || r.job().solver.max_iterations * IterationSeconds(r.job()) < slice_seconds);
     });
     RunHopeful(hopeful);
     Iterate(slice_seconds);
@@ -50,12 +50,12 @@ class Slice : private SliceLaunches {
     }
   }
 
-  // Whole solves, on the guess that float32 will do.
+  // Whole solves, on the guess that float32 will do; of those that are held, as many iterations as that takes at once.
   void RunHopeful(const Set& set) {
     int most = 0;
     for (int k : set) {
       residents()[k]->Hope();
-      most = std::max(most, residents()[k]->job().solver.max_iterations);
+      if (residents()[k]->OnChip()) most = std::max(most, residents()[k]->job().solver.max_iterations);
     }
     RunOnChip(set, most);
     Set passing = Among(set, [](const TransportResident& r) { return !r.OnChip(); });
@@ -63,12 +63,32 @@ class Slice : private SliceLaunches {
     bool changed = true;  // The set, or what its problems are solved from.
     for (int64_t done = 0; !passing.empty(); ++done) {
       changed |= KeepExponents(passing, done);
+      const Set held = Hold(passing, done);
+      if (!held.empty()) {
+        passing = Among(passing, [done](const TransportResident& r) { return !r.MayHold(done); });
+        changed = true;
+      }
       if (changed) passes = PassesOf(passing);
       RunPass(&passes, Pass::kIterate, done);
       const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done + 1; });
       changed = left.size() != passing.size();
       passing = left;
     }
+  }
+
+  // Those that are held from now on: their iterations are enqueued.
+  Set Hold(const Set& set, int64_t done) {
+    const Set holding = Among(set, [done](const TransportResident& r) { return r.MayHold(done); });
+    const auto launches =
+        ByKind<HeldLaunch>(holding, [](const TransportResident& r, auto add) { add(HeldLaunchOf(r.job())); });
+    for (const auto& [launch, chosen] : launches) {
+      const Table table = TableOf(chosen, [](const Job& job) { return job.count; });
+      Later(table, [this, launch = launch](const LaunchTable& t, int64_t problems) {
+        LaunchHeld(t, problems, launch, stream());
+      });
+    }
+    for (int k : holding) residents()[k]->Sweep();
+    return holding;
   }
 
   // Two launches, one for each side, for every kernel in use.

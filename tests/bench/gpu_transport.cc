@@ -370,6 +370,21 @@ std::vector<Row> Rows(const std::string& argument) {
       r->n = r->m = n, r->dim = dim, r->symmetric = true, r->check = n <= 4096, r->repeats = n > 10000 ? 2 : 5;
     });
   }
+  // Sizes between those that a cluster solves and those that are swept.
+  for (int64_t n : {1100, 2048, 2800, 4096}) {
+    for (int64_t dim : {64, 3}) {
+      if (dim == 3 && n % 2048 != 0) continue;
+      for (int64_t count : {1, 16}) {
+        for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+          add("middle", [&](Row* r) {
+            r->count = count, r->n = r->m = n, r->dim = dim, r->precision = precision;
+            r->iterations = 50, r->repeats = 10;
+          });
+        }
+      }
+    }
+    add("middle dense", [&](Row* r) { r->dense = true, r->n = n, r->m = 2048, r->iterations = 50, r->repeats = 10; });
+  }
   for (int64_t n : {1000, 4096, 10000}) {
     add("relaxed", [&](Row* r) { r->n = r->m = n, r->dim = 64, r->rho = 1, r->repeats = 10; });
   }

@@ -86,6 +86,22 @@ void ExpectSameBits(const std::vector<const Case*>& cases, const std::vector<Ans
   }
 }
 
+// The largest difference of a potential.
+double Distance(const Answer& answer, const Answer& exact) {
+  double difference = 0;
+  const auto compare = [&](const Vector& actual, const Vector& expected) {
+    ASSERT_EQ(actual.size(), expected.size());
+    // Not std::max, which forgets what is no number.
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double d = std::abs(actual[i] - expected[i]);
+      if (!(d <= difference)) difference = d;
+    }
+  };
+  compare(answer.f.values(), exact.f.values());
+  compare(answer.g.values(), exact.g.values());
+  return difference;
+}
+
 class BatchingTest : public ConformanceTest {
  protected:
   std::vector<Answer> AllAlone(Backend* backend, const std::vector<const Case*>& cases) {
@@ -176,12 +192,50 @@ TEST_P(BatchingTest, EveryWidth) {
   const std::vector<Answer> together = SolveTogether(backend(), order);
   ExpectSameBits(order, together, AllAlone(backend(), order));
   for (size_t k = 0; k < plain; ++k) {
-    const Vector f = together[k].f.values(), g = together[k].g.values();
-    const Vector exact_f = together[plain + 2 * k].f.values(), exact_g = together[plain + 2 * k].g.values();
-    double difference = 0;
-    for (size_t i = 0; i < f.size(); ++i) difference = std::max(difference, std::abs(f[i] - exact_f[i]));
-    for (size_t j = 0; j < g.size(); ++j) difference = std::max(difference, std::abs(g[j] - exact_g[j]));
-    EXPECT_LE(difference, 1e-3 * cases[k].solver().epsilon) << cases[k].name;
+    EXPECT_LE(Distance(together[k], together[plain + 2 * k]), 1e-3 * cases[k].solver().epsilon) << cases[k].name;
+  }
+}
+
+// Problems whose densities only a whole GPU, or half of it, has room for, some of which move so far from where they
+// began that densities are made again; with points and costs that have no mass.
+TEST_P(BatchingTest, SizesThatFillAGpu) {
+  struct Shape {
+    int64_t n, m, dim;  // No dim: costs.
+    double epsilon;
+    int iterations;
+    Precision precision;
+  };
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  const Shape shapes[] = {{1100, 1300, 40, 0.2, 12, kStrict}, {2150, 1060, 20, 0.2, 12, kFast},
+                          {1030, 2100, 64, 0.05, 30, kFast},  {1300, 1025, 18, 0.01, 40, kStrict},
+                          {1500, 1404, 0, 0.05, 12, kStrict}, {600, 3600, 0, 0.02, 12, kStrict},
+                          {1100, 1201, 17, 0.004, 25, kFast}, {1700, 1281, 0, 0.004, 25, kStrict},
+                          {3300, 2900, 3, 0.05, 12, kStrict}, {1200, 1300, 2, 0.05, 12, kFast}};
+  std::vector<Case> cases;
+  for (const Shape& of : shapes) {
+    const int k = static_cast<int>(cases.size());
+    oracle::Transport problem = of.dim == 0 ? RandomDense(of.n, of.m, of.epsilon, 70 + k)
+                                            : RandomClouds(of.n, of.m, of.dim, of.epsilon, 70 + k);
+    if (k % 2 == 1) {
+      problem.a[4] += problem.a[0], problem.a[0] = 0;
+      problem.b[6] += problem.b[13], problem.b[13] = 0;
+    }
+    Case c = CaseOf(problem, absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " eps ", of.epsilon));
+    c.solver().max_iterations = of.iterations;
+    c.solver().precision = of.precision;
+    c.wanted = kPotentials;
+    c.output_dtype = DType::kFloat64;
+    cases.push_back(c);
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> together = SolveTogether(backend(), order);
+  ExpectSameBits(order, together, AllAlone(backend(), order));
+  for (size_t k = 0; k < cases.size(); ++k) {
+    Case exact = cases[k];
+    exact.solver().precision = Precision::kDouble;
+    // FAST: coordinates to 11 digits, of costs that are sums of many.
+    const double room = cases[k].solver().precision == kFast ? 0.004 : 1e-3 * cases[k].solver().epsilon;
+    EXPECT_LE(Distance(together[k], SolveAlone(backend(), exact)), room) << cases[k].name;
   }
 }
 

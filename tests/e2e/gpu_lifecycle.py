@@ -34,6 +34,7 @@ EVERYTHING = (
     "dense:128x128:20",
     "dense:500x600:20:plan",
     "dense:1500x1100:10",
+    "dense:2000x1600:20",
     "point_cloud:60x50x3:50",
     "point_cloud:256x256x64:10:gradient",
     "point_cloud:900x1000x100:10",
@@ -42,6 +43,8 @@ EVERYTHING = (
     "point_cloud:1100x1200x3:20:debias",
     "point_cloud:2000x1500x64:10:gradient",
     "point_cloud:3000x3000x128:10",
+    "point_cloud:1300x1200x3:20",
+    "point_cloud:4000x3500x64:10:fast",
     "point_cloud:500x300x3:300:epsilon=0.001:tolerance=1e-4",
     "point_cloud:1500x1500x5:20:double",
 )

@@ -239,7 +239,14 @@ struct cudaDeviceProp {
   int major, minor, multiProcessorCount, l2CacheSize;
   size_t sharedMemPerBlockOptin, totalGlobalMem;
 };
-enum cudaDeviceAttr { cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth, cudaDevAttrUnifiedAddressing };
+enum cudaDeviceAttr {
+  cudaDevAttrMemoryClockRate,
+  cudaDevAttrGlobalMemoryBusWidth,
+  cudaDevAttrUnifiedAddressing,
+  cudaDevAttrCooperativeLaunch,
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin
+};
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
@@ -311,7 +318,11 @@ inline cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeClusterDimension,
+  cudaLaunchAttributeCooperative,
+  cudaLaunchAttributeProgrammaticStreamSerialization
+};
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
@@ -319,6 +330,7 @@ struct cudaLaunchAttribute {
       unsigned x, y, z;
     } clusterDim;
     int programmaticStreamSerializationAllowed;
+    int cooperative;
   } val;
 };
 struct cudaLaunchConfig_t {

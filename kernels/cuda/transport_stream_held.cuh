@@ -1,0 +1,116 @@
+// What blocks that hold a problem together (transport_stream_held.cu) have of it and tell each other: densities in
+// little room, numbers that say of which turn they are, and meetings of all (Hopper).
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_HELD_CUH_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_HELD_CUH_
+
+#include "kernels/cuda/transport_stream_rows.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+
+#if SINKHORN_HOPPER
+
+// Four densities of a row side by side, as they are held: times 2^-kShift, which is 1 / kUnit. kMostDrift: sums and
+// scales, which begin at 1, stay within so much of it: densities that count then have all their digits.
+template <typename T>
+struct HeldQuadOf;
+template <>
+struct HeldQuadOf<float> {
+  using Type = float4;
+  static constexpr float kMostDrift = 0x1p+20f, kUnit = 1;
+  static constexpr int kShift = 0;
+  __device__ static float4 Pack(const float (&t)[4]) { return make_float4(t[0], t[1], t[2], t[3]); }
+  __device__ static void Unpack(const float4& q, float (&t)[4]) { t[0] = q.x, t[1] = q.y, t[2] = q.z, t[3] = q.w; }
+};
+// 16 bits each: six of the exponent, ten of the fraction, as a float has them, its other bits being zero. Densities
+// from 2^-46 to 2^16 have 11 digits. Of the second of a word the float's other bits are what the first leaves there.
+template <>
+struct HeldQuadOf<__half> {
+  using Type = uint2;
+  static constexpr float kMostDrift = 0x1p+14f, kUnit = 0x1p+80f;
+  static constexpr int kShift = 80;
+  __device__ static uint2 Pack(const float (&t)[4]) { return make_uint2(PackPair(t[0], t[1]), PackPair(t[2], t[3])); }
+  __device__ static void Unpack(const uint2& q, float (&t)[4]) {
+    t[0] = __uint_as_float(q.x << kBits & kMask), t[1] = __uint_as_float(q.x >> kRest);
+    t[2] = __uint_as_float(q.y << kBits & kMask), t[3] = __uint_as_float(q.y >> kRest);
+  }
+
+ private:
+  static constexpr int kBits = 13, kRest = 16 - kBits, kMask = 0xffff << kBits;
+  __device__ static uint32_t PackPair(float t0, float t1) {
+    const uint32_t first = Code(__float_as_int(t0));
+    return first | Code(__float_as_int(t1) - static_cast<int>(first >> kRest)) << 16;
+  }
+  // The nearest; the largest there is says that a sum is too large.
+  __device__ static uint32_t Code(int bits) { return min(max(bits + (1 << (kBits - 1)), 0) >> kBits, 0xffff); }
+};
+
+// ---- Numbers that say of which turn they are ------------------------------------------------------------------------
+// By their last bit: whoever waits for one needs no other sign, and none is to be cleared. One is written again only
+// after answers have come from all that read it.
+
+__device__ inline uint32_t Tagged(float x, uint32_t tag) { return (__float_as_uint(x) & ~1u) | tag; }
+__device__ inline void StoreTagged(float* at, float x, uint32_t tag) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(Tagged(x, tag)) : "memory");
+}
+__device__ inline void StoreTagged(float* at, const float (&x)[4], uint32_t tag) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(Tagged(x[0], tag)),
+               "r"(Tagged(x[1], tag)), "r"(Tagged(x[2], tag)), "r"(Tagged(x[3], tag))
+               : "memory");
+}
+__device__ inline uint4 LoadTagged(const float* at) {
+  uint4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(at)
+               : "memory");
+  return x;
+}
+__device__ inline bool IsOf(const uint4& x, uint32_t tag) {
+  return (((x.x ^ tag) | (x.y ^ tag) | (x.z ^ tag) | (x.w ^ tag)) & 1) == 0;
+}
+// Four numbers of the turn, once they are there; `first`: as they were when first looked at.
+__device__ inline void AwaitTagged(const float* at, uint4 first, uint32_t tag, float (&x)[4]) {
+  while (!IsOf(first, tag)) first = LoadTagged(at);
+  x[0] = __uint_as_float(first.x), x[1] = __uint_as_float(first.y);
+  x[2] = __uint_as_float(first.z), x[3] = __uint_as_float(first.w);
+}
+
+// ---- Meetings -------------------------------------------------------------------------------------------------------
+
+// All of a problem's blocks arrive before any goes on. The counter is 0 before and after.
+class HeldMeeting {
+ public:
+  __device__ HeldMeeting(unsigned* counter, int blocks) : counter_(counter), blocks_(blocks) {}
+  // By all threads.
+  __device__ void Arrive() {
+    ++meetings_;
+    __syncthreads();
+    if (threadIdx.x == 0) CountUp(counter_);
+  }
+  __device__ void Await() const {
+    if (threadIdx.x == 0) {
+      unsigned count = 0;
+      while (count < meetings_ * blocks_) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter_) : "memory");
+      }
+    }
+    __syncthreads();
+  }
+  // By one thread, at the end.
+  __device__ void Leave() const {
+    if (CountUp(counter_) + 1 == (meetings_ + 1) * blocks_) *counter_ = 0;
+  }
+
+ private:
+  unsigned* const counter_;
+  const unsigned blocks_;
+  unsigned meetings_ = 0;
+};
+
+#endif
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_HELD_CUH_
