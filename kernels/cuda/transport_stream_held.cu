@@ -437,7 +437,7 @@ class HeldSweeps {
   // The sums of a span's owned columns over all blocks, and their scales.
   __device__ void AddOwned(int q, float mass, bool is_void) {
     const int owned = OwnedOf(q);
-    if (owned <= 0) return;
+    if (owned <= 0) return __syncthreads();  // Parts of rows' sums have been read.
     constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, kHeldThreads / 8));
     const int lane = threadIdx.x % part_.lanes, slice = threadIdx.x / part_.lanes, step = kHeldThreads / part_.lanes;
     float sum[4] = {0, 0, 0, 0};
