@@ -28,9 +28,9 @@ struct HeldPart {
   float* sums;    // [blocks, columns]
   float* scales;  // [columns]
   int blocks, rank, columns, quads;
-  int first_row, rows, held;  // Of these rows, so many stay.
-                              // Perhaps none: it sends nothing but zeros, so that nobody is a turn ahead of it.
-  int owned, lanes;           // Columns of each span that it adds up; lanes that have four of them each.
+  int first_row, rows;  // Perhaps none: it sends zeros then, so that nobody is a turn ahead of it.
+  int held;             // Of these rows, so many stay; the others are read in each iteration, four at a time.
+  int owned, lanes;     // Columns of each span that it adds up; lanes that have four of them each.
 };
 __device__ inline HeldPart HeldPartOf(const Member& member, int blocks) {
   const Job& job = member.job;
@@ -45,7 +45,6 @@ __device__ inline HeldPart HeldPartOf(const Member& member, int blocks) {
   const int each = static_cast<int>(CeilDiv(job.size[0], blocks));
   part.first_row = min(part.rank * each, job.size[0]);
   part.rows = min(each, job.size[0] - part.first_row);
-  // What is read comes in groups of four.
   part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !HeldReads(job)), 0), 4)) * 4;
   part.owned = HeldOwned(job, blocks);
   part.lanes = part.owned <= 16 ? 4 : 8;
