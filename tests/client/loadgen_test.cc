@@ -78,7 +78,7 @@ TEST(HistogramTest, MergesAsIfRecordedTogether) {
 TEST(MixTest, ReadsTheWholeGrammar) {
   const auto mix = ParseMix(
       "normalization:32x4x4:20=0.9,point_cloud:256x300x64:10:epsilon=0.05:gradient=0.1,dense:100x200,"
-      "dense:2x3x4:tolerance=1e-6=2,normalization:4x4:recipe=exact:dtype=float16,point_cloud:7x5x6x3:debias=3");
+      "dense:2x3x4:tolerance=1e-6=2,normalization:4x4:recipe=exact:dtype=float16,point_cloud:7x5x6x3:debias:fast=3");
 
   ASSERT_TRUE(mix.ok()) << mix.status();
   ASSERT_EQ(mix->size(), 6u);
@@ -108,13 +108,15 @@ TEST(MixTest, ReadsTheWholeGrammar) {
   EXPECT_EQ(e.blank.normalization().recipe(), v1::NORMALIZATION_RECIPE_EXACT);
   EXPECT_EQ(f.batch, 7);
   EXPECT_TRUE(f.blank.solver().debias());
+  EXPECT_EQ(f.blank.solver().precision(), v1::PRECISION_FAST);
   EXPECT_EQ(f.weight, 3);
 }
 
 TEST(MixTest, RefusesWhatItCannotRead) {
-  for (const char* text : {"", "grid:4x4", "dense", "dense:4", "dense:4x0", "dense:4xa", "dense:1x2x3x4", "dense:4x4=0",
-                           "dense:4x4=-1", "dense:4x4:fast", "normalization:4x4:epsilon=1", "dense:4x4:epsilon=x",
-                           "dense:4x4:debias", "dense:4x4:10=2=3", "point_cloud:4x4", "dense:4x4:dtype=int8"}) {
+  for (const char* text :
+       {"", "grid:4x4", "dense", "dense:4", "dense:4x0", "dense:4xa", "dense:1x2x3x4", "dense:4x4=0", "dense:4x4=-1",
+        "dense:4x4:hurried", "normalization:4x4:fast", "normalization:4x4:epsilon=1", "dense:4x4:epsilon=x",
+        "dense:4x4:debias", "dense:4x4:10=2=3", "point_cloud:4x4", "dense:4x4:dtype=int8"}) {
     EXPECT_EQ(ParseMix(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
 }
