@@ -7,8 +7,8 @@
 // scaling, its adjoint). Sums over columns go through shared memory; in a cluster each block sums up some columns for
 // all, from parts sent to it, and sends back what becomes of them.
 //
-// Here: a block's memory, the start, a pass over rows and columns. Forward, backward
-// and the course of a member: normalization_held{_forward,_unrolled,_implicit,}.cuh.
+// Here: a block's memory, the start, a pass over rows and columns. Forward, backward and the course of a member:
+// normalization_held{_forward,_unrolled,_implicit,}.cuh.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_BASE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_HELD_BASE_CUH_
 

@@ -91,10 +91,9 @@ double Distance(const Answer& answer, const Answer& exact) {
   double difference = 0;
   const auto compare = [&](const Vector& actual, const Vector& expected) {
     ASSERT_EQ(actual.size(), expected.size());
-    // Not std::max, which forgets what is no number.
     for (size_t i = 0; i < actual.size(); ++i) {
       const double d = std::abs(actual[i] - expected[i]);
-      if (!(d <= difference)) difference = d;
+      difference = d <= difference ? difference : std::isfinite(d) ? d : INFINITY;  // No number is not forgotten.
     }
   };
   compare(answer.f.values(), exact.f.values());
