@@ -1,5 +1,5 @@
-// A row's problems on the device: tensors that are there already, and the transport family as the backend drives it, but
-// by one thread, a slice after the other.
+// A row's problems on the device: tensors that are there already, and the transport family as the backend drives it,
+// but by one thread, a slice after the other.
 #ifndef SINKHORN_TESTS_BENCH_GPU_TRANSPORT_SOLVE_H_
 #define SINKHORN_TESTS_BENCH_GPU_TRANSPORT_SOLVE_H_
 
