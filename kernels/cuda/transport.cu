@@ -36,9 +36,7 @@ class TransportFamily final : public Family {
   }
   double PredictedSeconds(const DeviceInfo& device, const Problem& problem) const override {
     const Job job = JobOf(problem, KernelsOf(device));
-    const double iteration = IterationSeconds(job);
-    return problem.solver.max_iterations * (iteration + 2 * kLaunchSeconds) + 3 * iteration + 20 * kLaunchSeconds +
-           ProductSeconds(job);
+    return SolveSeconds(job) + 3 * IterationSeconds(job) + 20 * kLaunchSeconds + ProductSeconds(job);
   }
   std::unique_ptr<Resident> Make(const Problem& problem, void* workspace) const override {
     return std::make_unique<TransportResident>(problem, workspace);

@@ -6,6 +6,7 @@
 #include "kernels/cuda/transport_hessian.h"
 #include "kernels/cuda/transport_job.h"
 #include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_slice.h"
 
 namespace sinkhorn {
 namespace cuda {
@@ -113,8 +114,8 @@ Layout LayoutOf(const Job& job) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
-  if (sweeps) {
-    at.stream_reference = part.Take(sizeof(double));
+  if (sweeps) at.stream_reference = part.Take(sizeof(double));
+  if (sweeps && HeldBlocks(job) > 0) {
     at.stream_scales = part.Take(StreamColumns(job, 0) * static_cast<int64_t>(sizeof(float)));
   }
   // Whatever clusters can be had: a layout is asked for before that is known.
@@ -188,6 +189,17 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   return job;
 }
 
+double SolveSeconds(const Job& job) {
+  // An iteration of a whole H200; where rows are read again.
+  constexpr double kHeldSeconds = 8e-6, kReadingSeconds = 14e-6;
+  const int64_t most = job.solver.max_iterations, held = job.held ? std::min<int64_t>(most, kHeldIterationsMost) : 0;
+  double seconds = (most - held) * (IterationSeconds(job) + 2 * kLaunchSeconds);
+  if (held > 0) {
+    seconds += held * job.count * (HeldReads(job) ? kReadingSeconds : kHeldSeconds) * HeldBlocks(job) / kProcessors;
+  }
+  return seconds;
+}
+
 double IterationSeconds(const Job& job) {
   if (OnChipTiles(job) > 0) {
     // Blocks of an H200 at once: of one wave an iteration takes 1 to 3 us, and solves begin and end in each.
@@ -198,7 +210,6 @@ double IterationSeconds(const Job& job) {
   }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
-  if (job.held) return job.count * 8e-6 * HeldBlocks(job) / kProcessors + 2e-6;
   if (job.streamed) return job.count * pairs * (KeepsHalves(job) ? 6e-13 : 1.2e-12) + 1e-5;
   if (!job.halves) {
     const double slow = job.precision == Precision::kDouble ? 4 : 1;

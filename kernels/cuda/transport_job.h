@@ -19,8 +19,11 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels);
 // what a block has to do beside them.
 int CloudSplits(int64_t rows, int64_t columns, int dim);
 
-// Of one iteration of all members, launches left out.
+// Of one iteration of all members that is not held, launches left out.
 double IterationSeconds(const Job& job);
+
+// Of all iterations that a job may take, launches too.
+double SolveSeconds(const Job& job);
 
 }  // namespace cuda
 }  // namespace sinkhorn

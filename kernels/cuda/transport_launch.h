@@ -131,7 +131,7 @@ void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& 
                   cudaStream_t stream);
 void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream);
 
-// ---- transport_stream_held.cu: all iterations that are left, on the chip ------------------------------------------
+// ---- transport_stream_held.cu: kHeldIterationsMost iterations, or all that are left, on the chip -------------------
 // Of jobs that are held, after an iteration: a problem for each member. Jobs of one launch have the same HeldLaunchOf.
 // All its blocks run at once. Columns' terms are left as sweeps leave them, and to those what is not solved yet.
 struct HeldLaunch {

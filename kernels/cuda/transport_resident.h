@@ -81,7 +81,7 @@ class TransportResident final : public Resident {
     framed_ = true;
     swept_ = false;  // Columns' terms are of the frame before.
   }
-  // Whether all iterations from the next on can be made on the chip. `done`: see MayKeepExponents.
+  // Whether the next iterations are made on the chip of a whole device. `done`: see MayKeepExponents.
   bool MayHold(int64_t done) const { return job_.held && Streams() && launched_ + done >= 1; }
   bool HasKeptGradient() const { return kept_ && job_.engines == 1 && job_.dim > kDepth; }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals

@@ -63,11 +63,7 @@ class Slice : private SliceLaunches {
     bool changed = true;  // The set, or what its problems are solved from.
     for (int64_t done = 0; !passing.empty(); ++done) {
       changed |= KeepExponents(passing, done);
-      const Set held = Hold(passing, done);
-      if (!held.empty()) {
-        passing = Among(passing, [done](const TransportResident& r) { return !r.MayHold(done); });
-        changed = true;
-      }
+      changed |= Hold(&passing, done);
       if (changed) passes = PassesOf(passing);
       RunPass(&passes, Pass::kIterate, done);
       const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done + 1; });
@@ -76,9 +72,10 @@ class Slice : private SliceLaunches {
     }
   }
 
-  // Those that are held from now on: their iterations are enqueued.
-  Set Hold(const Set& set, int64_t done) {
-    const Set holding = Among(set, [done](const TransportResident& r) { return r.MayHold(done); });
+  // Those that are held from now on leave the set, their iterations enqueued; whether there are any.
+  bool Hold(Set* set, int64_t done) {
+    const Set holding = Among(*set, [done](const TransportResident& r) { return r.MayHold(done); });
+    if (holding.empty()) return false;
     const auto launches =
         ByKind<HeldLaunch>(holding, [](const TransportResident& r, auto add) { add(HeldLaunchOf(r.job())); });
     for (const auto& [launch, chosen] : launches) {
@@ -88,7 +85,8 @@ class Slice : private SliceLaunches {
       });
     }
     for (int k : holding) residents()[k]->Sweep();
-    return holding;
+    *set = Among(*set, [done](const TransportResident& r) { return !r.MayHold(done); });
+    return true;
   }
 
   // Two launches, one for each side, for every kernel in use.

@@ -32,7 +32,7 @@ struct HeldPart {
   int held;             // Of these rows, so many stay; the others are read in each iteration, four at a time.
   int owned, lanes;     // Columns of each span that it adds up; lanes that have four of them each.
 };
-__device__ inline HeldPart HeldPartOf(const Member& member, int blocks) {
+__device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool reads) {
   const Job& job = member.job;
   HeldPart part;
   part.frame = StreamFrameOf(member, *member.state(0));
@@ -45,7 +45,7 @@ __device__ inline HeldPart HeldPartOf(const Member& member, int blocks) {
   const int each = static_cast<int>(CeilDiv(job.size[0], blocks));
   part.first_row = min(part.rank * each, job.size[0]);
   part.rows = min(each, job.size[0] - part.first_row);
-  part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !HeldReads(job)), 0), 4)) * 4;
+  part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !reads), 0), 4)) * 4;
   part.owned = HeldOwned(job, blocks);
   part.lanes = part.owned <= 16 ? 4 : 8;
   return part;
@@ -78,7 +78,7 @@ class HeldSweeps {
         memory_(*memory),
         part_(memory->part),
         meeting_(member.At<unsigned>(member.job.at.arrivals), blocks) {
-    if (threadIdx.x == 0) memory->part = HeldPartOf(member, blocks);
+    if (threadIdx.x == 0) memory->part = HeldPartOf(member, blocks, kReads);
     __syncthreads();
   }
 
@@ -129,7 +129,7 @@ class HeldSweeps {
   __device__ HeldSums& OwnSums() const { return memory_.column_sums[Warp()][Lane()]; }
   __device__ bool IsVoid(int j) const { return j >= member_.job.size[1] || member_.log_mass(1)[j] <= kVoid; }
   // A quad's columns as they are before the first iteration: terms and scales, which are their mass.
-  __device__ void TakeColumns(int q, int parity, float (&term)[4]) {
+  __device__ void TakeColumns(int q, int parity) {
     const int size = member_.job.size[1], first = 4 * QuadThere(q);
     const double *all_phi = member_.phi(0, parity, 1), *log_masses = member_.log_mass(1), *masses = member_.mass(1);
     const double* bases = AreCosts(member_) ? nullptr : member_.At<double>(member_.job.at.frame[0][1]);
@@ -142,7 +142,7 @@ class HeldSweeps {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const bool there = first + k < size && log_mass[k] > kVoid;
-      term[k] = there ? part_.frame.ColumnTerm(phi[k], base[k], 0) - QuadOf::kShift : static_cast<float>(kVoid);
+      term_[q][k] = there ? part_.frame.ColumnTerm(phi[k], base[k], 0) - QuadOf::kShift : static_cast<float>(kVoid);
       scale_[q][k] = there && HasQuad(q) ? static_cast<float>(mass[k]) * kUnit : 0;
     }
   }
@@ -201,7 +201,7 @@ class HeldSweeps {
   }
   // Of kGroup rows from `first` on, all of which are read before the first is made; store(r, q, densities).
   template <typename Store>
-  __device__ void MakeGroup(const T* numbers, int first, const float (&term)[kQuads][4], Store store) const {
+  __device__ void MakeGroup(const T* numbers, int first, Store store) const {
     using Numbers = std::conditional_t<sizeof(T) == 2, uint2, float4>;
     const float factor = memory_.factor;
     Numbers read[kGroup][kQuads];
@@ -219,7 +219,7 @@ class HeldSweeps {
         float z[4];
         LoadQuad(reinterpret_cast<const T*>(&read[r][q]), 0, z);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) z[k] = FastExp2(fmaf(z[k], factor, term[q][k]) + memory_.terms[first + r]);
+        for (int k = 0; k < 4; ++k) z[k] = FastExp2(fmaf(z[k], factor, term_[q][k]) + memory_.terms[first + r]);
         store(r, q, QuadOf::Pack(z));
       }
     }
@@ -234,21 +234,13 @@ class HeldSweeps {
     }
     if (threadIdx.x == 0) memory_.factor = AreCosts(member_) ? static_cast<float>(-part_.frame.scale) : 1;
     if (OwnsColumn()) memory_.column_terms[Warp()][Lane()] = TermOfColumn(OwnColumn(), parity);
-    float term[kQuads][4];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) TakeColumns(q, parity, term[q]);
-    if constexpr (kReads) {
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) term_[q][k] = term[q][k];
-      }
-    }
+    for (int q = 0; q < kQuads; ++q) TakeColumns(q, parity);
     __syncthreads();
     const T* numbers = NumbersOf<T>(member_, 0) + int64_t{part_.first_row} * part_.columns;
 #pragma unroll 1
     for (int first = kKept; first < part_.held; first += kGroup) {
-      MakeGroup(numbers, first, term, [&](int r, int q, const Quad& made) {
+      MakeGroup(numbers, first, [&](int r, int q, const Quad& made) {
         const bool own = HeldRowsArePadded(kQuads, sizeof(T)) || HasQuad(q);
         if (own && first + r < part_.held) Shared(q)[(first + r - kKept) * Row()] = made;
       });
@@ -256,7 +248,7 @@ class HeldSweeps {
 #pragma unroll
     for (int first = 0; first < kKept; first += kGroup) {
       if (first >= part_.held) break;
-      MakeGroup(numbers, first, term, [&](int r, int q, const Quad& made) { kept_[first + r][q] = made; });
+      MakeGroup(numbers, first, [&](int r, int q, const Quad& made) { kept_[first + r][q] = made; });
     }
     __syncthreads();
   }
@@ -522,9 +514,9 @@ class HeldSweeps {
   HeldMeeting meeting_;
   uint32_t tag_ = 0;
   Quad kept_[kKept > 0 ? kKept : 1][kQuads];
-  float4 read_[kReads ? kGroup : 1][kQuads];             // Of the rows that come next,
-  float term_[kQuads][4], sum_[kReads ? kQuads : 1][4];  // columns' terms, and what such rows have added to them.
-  float scale_[kQuads][4];                               // Of the thread's columns: their mass over their last sums.
+  float term_[kQuads][4], scale_[kQuads][4];  // Of the thread's columns; scales: their mass over their last sums.
+  float4 read_[kReads ? kGroup : 1][kQuads];  // Of the rows that are read next,
+  float sum_[kReads ? kQuads : 1][4];         // and what such rows have added to the columns.
 };
 
 #endif

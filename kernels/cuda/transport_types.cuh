@@ -67,9 +67,9 @@ struct Layout {
   int64_t phi[3][2][2];      // [engine][parity][side]: double[size]
   int64_t ratio[3][2];       // [engine][side]: double[size], marginal / mass
   int64_t partial[3];        // [engine]: double[splits, rows], log2 sums
-  int64_t stream_sums[3];    // [engine]: float[StreamSlabs, StreamColumns]; streamed jobs
+  int64_t stream_sums[3];    // [engine]: float[StreamSlabs or HeldBlocks, StreamColumns]; streamed jobs
   int64_t stream_terms[3];   // [engine]: float[StreamColumns]
-  int64_t stream_scales;     // float[StreamColumns] of engine 0
+  int64_t stream_scales;     // float[StreamColumns] of engine 0; where HeldBlocks are any
   int64_t stream_reference;  // double: what columns' potentials are seen from
   int64_t exponents[3];      // [engine]: float or, of FAST, half [rows, StreamColumns]; jobs that HasFrames
   int64_t frame[3][2];       // [engine][side]: double[size]: the phi that they were made at
@@ -97,7 +97,7 @@ struct alignas(16) Job {
   bool hopper;                // Kernels for it are there.
   bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
   bool streamed;              // transport_stream.cu, in float32; clouds when their exponents are kept.
-  bool held;                  // From then on on the chip: transport_stream_held.cu.
+  bool held;                  // Its first iterations then are made on the chip: transport_stream_held.cu.
   bool framed;                // The same in kMixed, from exponents in frames that are renewed.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.
