@@ -4,8 +4,9 @@
 // four warpgroups has 64 rows.
 //
 // Sums need no maximum: a row's potential before tells about how large its sum will be, and what it tells is taken off
-// the exponents; all rows of a block share one such number where theirs are near. Where nothing is known yet, or sums
-// have left a safe range, they are kept under running maxima, one for each thread's columns of a row.
+// the exponents; all rows of a block share one such number where theirs are near. Where nothing is known yet, the first
+// tile's largest exponent is: of each thread's columns of a row. Where sums have left a safe range, they are kept under
+// running maxima.
 //
 // Before Hopper: the same tiles, one at a time, by mma.sync, whose results lie in registers alike.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STEP_CUH_
@@ -35,6 +36,7 @@ struct ProductCost {
 enum class Level {
   kShared,    // One number for all rows of the block, which the columns' terms hold already.
   kExpected,  // What a row's sum is expected to be.
+  kFirst,     // The largest exponent of a thread's columns of the first tile.
   kLargest,   // The largest exponent of a thread's columns so far.
 };
 constexpr float kSharedRange = 40;  // Powers of 2 from a shared level to a row's own: half of what is safe.
@@ -47,13 +49,17 @@ struct Running {
   template <Level kLevel>
   __device__ void Begin(const float (&expected)[2]) {
     for (int row = 0; row < 2; ++row) {
-      level[row] = kLevel == Level::kLargest ? static_cast<float>(kVoid) : expected[row];
+      const bool is_known = kLevel == Level::kShared || kLevel == Level::kExpected;
+      level[row] = is_known ? expected[row] : static_cast<float>(kVoid);
       sum[row] = 0;
     }
   }
-  // The exponents of one tile. `terms`: the tile's columns'.
+  // The exponents of one tile. `terms`: the tile's columns'; `first`: it is the first.
   template <Level kLevel>
-  __device__ void Add(float (&acc)[16][4], float factor, const float* terms) {
+  __device__ void Add(float (&acc)[16][4], float factor, const float* terms, bool first) {
+    if constexpr (kLevel == Level::kFirst) {
+      return first ? Add<Level::kLargest>(acc, factor, terms, true) : Add<Level::kExpected>(acc, factor, terms, false);
+    }
     const float2* mine = reinterpret_cast<const float2*>(terms) + threadIdx.x % 4;
     if constexpr (kLevel != Level::kLargest) {
       float s[2][2] = {{sum[0], 0}, {sum[1], 0}};
@@ -104,10 +110,10 @@ struct Running {
     for (int lane = 1; lane <= 2; lane *= 2) total += __shfl_xor_sync(0xffffffffu, total, lane);
     return {largest, total};
   }
-  // Of rows whose level was expected.
-  __device__ bool IsSafe(int row) const {
+  // Of rows whose level was expected; or that of the first tile, which each thread has its own of.
+  __device__ bool IsSafe(int row, bool own) const {
     float total = sum[row];
-    for (int lane = 1; lane <= 2; lane *= 2) total += __shfl_xor_sync(0xffffffffu, total, lane);
+    for (int lane = 1; lane <= 2 && !own; lane *= 2) total += __shfl_xor_sync(0xffffffffu, total, lane);
     return total > 0x1p-80f && total < 0x1p+100f;
   }
 };
@@ -136,7 +142,7 @@ __device__ void SumTiles(const CloudContext& c, const float (&expected)[2], cons
   EachTile(c, stream, StepColumn<Cost>{first, cost->Load(c, FirstBrought<Columns>(c))}, load, store,
            [&](float(&acc)[16][4], int slot, int tile) {
              cost->Apply(c, tile, slot, acc);
-             running->Add<kLevel>(acc, factor, terms[slot]);
+             running->Add<kLevel>(acc, factor, terms[slot], tile == c.first_tile);
            });
 }
 
@@ -178,10 +184,11 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   Running running;
   // Products of more coordinates take longer than their exponentials either way, and leave rows further from what they
   // were.
-  const bool known = kParts == Parts::kOne && state->iterations > 0 && !state->starting;
-  bool safe = known;
+  constexpr bool kHopes = kParts == Parts::kOne, kFinds = kHopes && Cost::kIsProduct;
+  const bool known = kHopes && state->iterations > 0 && !state->starting, hopes = known || kFinds;
+  bool safe = hopes;
+  float expected[2] = {0, 0};
   if (known) {
-    float expected[2];
     const float first = c.ExpectedLevel(c.Row(0), own[0]), shared[2] = {first, first};
     bool near = true;
     for (int row = 0; row < 2; ++row) {
@@ -193,11 +200,15 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
     } else {
       SumTiles<Level::kExpected>(c, expected, term, terms, &stream, &cost, &running);
     }
-    for (int row = 0; row < 2; ++row) safe = (running.IsSafe(row) || !c.IsRow(row0 + 8 * row)) && safe;
+  } else if (kFinds) {
+    SumTiles<Level::kFirst>(c, expected, term, terms, &stream, &cost, &running);
+  }
+  for (int row = 0; row < 2 && hopes; ++row) {
+    safe = (running.IsSafe(row, !known) || !c.IsRow(row0 + 8 * row)) && safe;
   }
   if (__syncthreads_and(safe) == 0) {
     const float none[2] = {0, 0};
-    if (known) stream.Begin();
+    if (hopes) stream.Begin();
     // Its term once more, for which the registers of the tiles before have no room.
     SumTiles<Level::kLargest>(c, none, c.LoadTerm(column), terms, &stream, &cost, &running);
   }
