@@ -36,12 +36,15 @@ class FactOfDevice {
 };
 
 // ---- transport_prepare.cu: inputs to the workspace, states to their start -----------------------------------------
-// Blocks of a member: PrepareBlocks(job, step), in this order of steps; they leave PreparedStats(job) ChunkStats.
+// Blocks of a member: PrepareBlocks, in this order of steps; they leave PreparedStats(job) ChunkStats.
 // `squares`: of jobs that IsSquared alone.
 constexpr int kSphereStep = 0, kRangesStep = 1, kCentresStep = 2, kPointsStep = 3, kStatesStep = 4, kPrepareSteps = 5;
-int64_t PrepareBlocks(const Job& job, int step);
+// `points`: of a block of the last step but one, PreparedPoints of all points of the launch: so few that all processors
+// get some, since a block takes its points one after the other. What comes of it is the same.
+int PreparedPoints(int64_t all);
+int64_t PrepareBlocks(const Job& job, int step, int points);
 int64_t PreparedStats(const Job& job);
-void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, cudaStream_t stream);
+void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, int points, cudaStream_t stream);
 
 // ---- transport_half_step.cu ---------------------------------------------------------------------------------------
 // One pass over one side of engines of `mode`. Blocks of a member: PassBlocks, kBound: of its first engine alone.

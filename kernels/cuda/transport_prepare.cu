@@ -17,7 +17,7 @@ namespace {
 
 // kSquares: of jobs that IsSquared alone.
 template <bool kSquares, int kStep>
-__global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) PrepareKernel(LaunchTable table) {
+__global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) PrepareKernel(LaunchTable table, int points) {
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
     int chunks[2];
     for (int side = 0; side < 2; ++side) {
       chunks[side] = kStep == kRangesStep   ? PointChunks(job, side) * Slices(job, side)
-                     : kStep == kPointsStep ? PaddedPointBlocks(job, side)
-                                            : PointBlocks(job, side);
+                     : kStep == kPointsStep ? PaddedPointBlocks(job, side, points)
+                                            : SphereBlocks(job, side);
     }
     const int64_t of_member = chunks[0] + chunks[1];
     const Member member{job, work.block / of_member};
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
     if constexpr (kStep == kSphereStep) {
       NormalizePoints(member, side, chunk);
     } else if constexpr (kStep == kPointsStep) {
-      PreparePoints<kSquares>(member, side, chunk);
+      PreparePoints<kSquares>(member, side, chunk, points);
     } else {
       SumChunk<kSquares>(member, side, chunk);
     }
@@ -57,44 +57,52 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
 }
 
 template <bool kSquares>
-void LaunchStep(const LaunchTable& table, int64_t blocks, int step, cudaStream_t stream) {
+void LaunchStep(const LaunchTable& table, int64_t blocks, int step, int points, cudaStream_t stream) {
   switch (step) {
     case kSphereStep:
-      return LaunchNext(PrepareKernel<false, kSphereStep>, blocks, kThreads, 0, stream, table);
+      return LaunchNext(PrepareKernel<false, kSphereStep>, blocks, kThreads, 0, stream, table, points);
     case kRangesStep:
-      return LaunchNext(PrepareKernel<kSquares, kRangesStep>, blocks, kThreads, 0, stream, table);
+      return LaunchNext(PrepareKernel<kSquares, kRangesStep>, blocks, kThreads, 0, stream, table, points);
     case kCentresStep:
-      return LaunchNext(PrepareKernel<true, kCentresStep>, blocks, kThreads, 0, stream, table);
+      return LaunchNext(PrepareKernel<true, kCentresStep>, blocks, kThreads, 0, stream, table, points);
     case kPointsStep:
-      return LaunchNext(PrepareKernel<kSquares, kPointsStep>, blocks, kThreads, 0, stream, table);
+      return LaunchNext(PrepareKernel<kSquares, kPointsStep>, blocks, kThreads, 0, stream, table, points);
     default:
-      return LaunchNext(PrepareKernel<kSquares, kStatesStep>, blocks, kThreads, 0, stream, table);
+      return LaunchNext(PrepareKernel<kSquares, kStatesStep>, blocks, kThreads, 0, stream, table, points);
   }
 }
 
 }  // namespace
 
-int64_t PrepareBlocks(const Job& job, int step) {
+int PreparedPoints(int64_t all) {
+  constexpr int64_t kBlocksAtOnce = 4 * kProcessors;
+  int points = kStatsPoints;
+  while (points < 64 && all > kBlocksAtOnce * points) points *= 2;
+  return points;
+}
+
+int64_t PrepareBlocks(const Job& job, int step, int points) {
   switch (step) {
     case kSphereStep:
-      return IsCosine(job) ? PointBlocks(job, 0) + PointBlocks(job, 1) : 0;
+      return IsCosine(job) ? SphereBlocks(job, 0) + SphereBlocks(job, 1) : 0;
     case kRangesStep:
       return job.dense ? CostChunks(job) : PointChunks(job, 0) * Slices(job, 0) + PointChunks(job, 1) * Slices(job, 1);
     case kCentresStep:
       return job.dense || PointChunks(job, 0) * PointChunks(job, 1) == 1 ? 0 : 2 * CeilDiv(job.dim, kCentreLanes);
     case kPointsStep:
-      return PaddedPointBlocks(job, 0) + PaddedPointBlocks(job, 1);
+      return PaddedPointBlocks(job, 0, points) + PaddedPointBlocks(job, 1, points);
     default:
       return 1;
   }
 }
 
 int64_t PreparedStats(const Job& job) {
-  return (job.dense ? CostChunks(job) : 0) + PointBlocks(job, 0) + PointBlocks(job, 1);
+  return (job.dense ? CostChunks(job) : 0) + PointStats(job, 0) + PointStats(job, 1);
 }
 
-void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, cudaStream_t stream) {
-  squares ? LaunchStep<true>(table, blocks, step, stream) : LaunchStep<false>(table, blocks, step, stream);
+void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, int points, cudaStream_t stream) {
+  squares ? LaunchStep<true>(table, blocks, step, points, stream)
+          : LaunchStep<false>(table, blocks, step, points, stream);
 }
 
 }  // namespace cuda

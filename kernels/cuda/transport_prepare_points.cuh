@@ -271,10 +271,10 @@ __device__ inline void PrepareSweeps(const Member& member, int side, int i, doub
 }
 
 template <bool kSquares>
-__device__ void PreparePoints(const Member& member, int side, int block) {
+__device__ void PreparePoints(const Member& member, int side, int block, int points) {
   const Job& job = member.job;
   __shared__ double scratch[kMostWarps];
-  const int count = job.size[side], first = block * kBlockPoints;
+  const int count = job.size[side], first = block * points;
   double high = 0, total = 0;
   if (!job.dense) {
     const Surroundings around = SurroundingsOf<kSquares>(member);
@@ -288,16 +288,16 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
     int k = threadIdx.x / centring.width();
     double2 next = centring.Read(first + k);
 #pragma unroll 1
-    for (; k < kBlockPoints; k += step) {
+    for (; k < points; k += step) {
       const double2 value = next;
-      if (k + step < kBlockPoints) next = centring.Read(first + k + step);
+      if (k + step < points) next = centring.Read(first + k + step);
       high = fmax(high, centring.Centre(first + k, value, around.apart2));
     }
     __syncthreads();  // The shifts are there.
   }
   if (first >= count) return;  // Padding.
   const int i = first + threadIdx.x;
-  if (threadIdx.x < kBlockPoints && i < count) {
+  if (static_cast<int>(threadIdx.x) < points && i < count) {
     const TensorView& view = side == 0 ? job.in.a : job.in.b;
     const double mass = view.data == nullptr ? 1.0 / count : LoadInput(view, member.index, count, i);
     member.mass(side)[i] = mass;
@@ -312,10 +312,11 @@ __device__ void PreparePoints(const Member& member, int side, int block) {
     if (job.streamed || job.framed) PrepareSweeps(member, side, i, f);
   }
   high = BlockMax(high, scratch);
-  total = BlockSum(total, scratch);
-  if (threadIdx.x != 0) return;
+#pragma unroll
+  for (int lane = kStatsPoints / 2; lane > 0; lane /= 2) total += __shfl_xor_sync(0xffffffffu, total, lane);
+  if (threadIdx.x % kStatsPoints != 0 || static_cast<int>(threadIdx.x) >= points || i >= count) return;
   ChunkStats* stats = member.At<ChunkStats>(job.at.chunk_stats) + (job.dense ? CostChunks(job) : 0);
-  stats[side == 0 ? block : PointBlocks(job, 0) + block] = {0, high, total};
+  stats[(side == 0 ? 0 : PointStats(job, 0)) + i / kStatsPoints] = {0, high, total};
 }
 
 // What step 3 left out of a lean job whose data need more than halves.

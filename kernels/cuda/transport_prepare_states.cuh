@@ -8,7 +8,8 @@ namespace sinkhorn {
 namespace cuda {
 
 constexpr int kChunkCosts = 16384;
-constexpr int kBlockPoints = 64;  // Rows of a block in steps 0 and 3.
+constexpr int kSpherePoints = 64;  // Of a block in step 0.
+constexpr int kStatsPoints = 16;   // That have statistics of their own, however blocks are cut.
 constexpr int kWarps = kThreads / 32;
 constexpr int kCentreLanes = 32;  // Coordinates of a block in step 2.
 
@@ -22,17 +23,20 @@ __host__ __device__ inline int SliceCoordinates(const Job& job, int side) {
 __host__ __device__ inline int Slices(const Job& job, int side) {
   return (job.dim + SliceCoordinates(job, side) - 1) / SliceCoordinates(job, side);
 }
-__host__ __device__ inline int PointBlocks(const Job& job, int side) {
-  return static_cast<int>(CeilDiv(job.size[side], kBlockPoints));
+__host__ __device__ inline int SphereBlocks(const Job& job, int side) {
+  return static_cast<int>(CeilDiv(job.size[side], kSpherePoints));
+}
+__host__ __device__ inline int PointStats(const Job& job, int side) {
+  return static_cast<int>(CeilDiv(job.size[side], kStatsPoints));
 }
 // Points with padding, as far as kernels read halves: solves on the chip whole tiles, all others whole blocks of rows.
 __host__ __device__ inline int64_t HalvesPoints(const Job& job, int side) {
   const bool tiles = OnChipTiles(job) > 0 && !HasWideGradient(job);
   return tiles ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
 }
-// Blocks of step 3: behind those that have points, those of padding alone.
-__host__ __device__ inline int PaddedPointBlocks(const Job& job, int side) {
-  return static_cast<int>(CeilDiv(job.halves ? HalvesPoints(job, side) : job.size[side], kBlockPoints));
+// Blocks of step 3, of so many points each: behind those that have points, those of padding alone.
+__host__ __device__ inline int PaddedPointBlocks(const Job& job, int side, int points) {
+  return static_cast<int>(CeilDiv(job.halves ? HalvesPoints(job, side) : job.size[side], points));
 }
 __host__ __device__ inline int64_t CostChunks(const Job& job) {
   return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
@@ -68,13 +72,13 @@ __device__ Ranges RangesOf(const Member& member) {
   for (int side = 0; side < 2; ++side) {
     double high = 0, mass = 0;
 #pragma unroll 1
-    for (int k = threadIdx.x; k < PointBlocks(job, side); k += kThreads) {
+    for (int k = threadIdx.x; k < PointStats(job, side); k += kThreads) {
       high = fmax(high, stats[k].high);
       mass += stats[k].mass;
     }
     ranges.radius[side] = sqrt(BlockMax(high, scratch));
     ranges.mass[side] = BlockSum(mass, scratch);
-    stats += PointBlocks(job, side);
+    stats += PointStats(job, side);
   }
   if (job.dense) return ranges;
   double box = 0, apart2 = 0;

@@ -12,8 +12,8 @@ namespace cuda {
 __device__ inline void NormalizePoints(const Member& member, int side, int block) {
   const Job& job = member.job;
   const TensorView& view = side == 0 ? job.in.x : job.in.y;
-  const int dim = job.dim, count = job.size[side], first = block * kBlockPoints, lane = threadIdx.x % 32;
-  for (int i = first + static_cast<int>(threadIdx.x) / 32; i < min(count, first + kBlockPoints); i += kWarps) {
+  const int dim = job.dim, count = job.size[side], first = block * kSpherePoints, lane = threadIdx.x % 32;
+  for (int i = first + static_cast<int>(threadIdx.x) / 32; i < min(count, first + kSpherePoints); i += kWarps) {
     double* out = member.At<double>(job.at.points64[side]) + int64_t{i} * dim;
     double largest = 0, norm2 = 0;
     for (int k = lane; k < dim; k += 32) {

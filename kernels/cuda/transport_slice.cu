@@ -38,13 +38,18 @@ class Slice : private SliceLaunches {
   }
 
  private:
+  static int64_t Points(const Job& job) { return job.count * (int64_t{job.size[0]} + job.size[1]); }
   void Prepare(const Set& set) {
     const auto chosen_by = ByKind<bool>(set, [](const TransportResident& r, auto add) { add(IsSquared(r.job())); });
     for (const auto& [squares, chosen] : chosen_by) {
+      int64_t all = 0;
+      for (int k : chosen) all += Points(residents()[k]->job());
+      const int points = PreparedPoints(all);
       for (int step = squares ? kRangesStep : 0; step < kPrepareSteps; ++step) {
-        const Table table = TableOf(chosen, [step](const Job& job) { return job.count * PrepareBlocks(job, step); });
+        const Table table =
+            TableOf(chosen, [=](const Job& job) { return job.count * PrepareBlocks(job, step, points); });
         Later(table, [=, squares = squares](const LaunchTable& t, int64_t blocks) {
-          LaunchPrepare(t, blocks, squares, step, stream());
+          LaunchPrepare(t, blocks, squares, step, points, stream());
         });
       }
     }
