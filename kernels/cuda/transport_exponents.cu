@@ -6,6 +6,7 @@
 // frame a float would lack digits where epsilon is small, and the first sums be far from 1.
 #include "kernels/cuda/transport_cloud_stream.cuh"
 #include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_stream.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -22,6 +23,9 @@ struct Staging {
   alignas(16) char bytes[8][kRowBytes];
 };
 __device__ inline void StorePair(float* to, float2 pair) { *reinterpret_cast<float2*>(to) = pair; }
+__device__ inline void StorePair(Density* to, float2 pair) {
+  *reinterpret_cast<uint32_t*>(to) = DensityPair::Pack(FastExp2(pair.x), FastExp2(pair.y));
+}
 __device__ inline void StorePair(__half* to, float2 pair) { *reinterpret_cast<__half2*>(to) = __float22half2_rn(pair); }
 // pair_of(k): columns 8 k + 2 (lane % 4) + 0..1 of row lane / 4, of a tile whose first row is at `out`. All of the warp
 // call it; of the eight rows as many are stored as there are.
@@ -51,10 +55,10 @@ __device__ inline float ColumnFrame(const CloudContext& c, double phi) {
 
 #endif
 
-template <int kPlanes, Parts kParts>
+// T: float, of FAST __half or Density.
+template <int kPlanes, Parts kParts, typename T>
 __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable table) {
 #if SINKHORN_HOPPER
-  using T = std::conditional_t<kPlanes == 1, __half, float>;
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   __shared__ CloudContext c;
   __shared__ float terms[SlotsOf(kGroups)][kCloudTile];
@@ -121,18 +125,21 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
 
 }  // namespace
 
-void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream) {
-  const Parts parts = PartsOf(planes, dim);
-  const auto launch = [&](void (*kernel)(LaunchTable)) {
-    LaunchStreaming(kernel, blocks, planes, dim, true, stream, table);
+void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, bool densities, int dim,
+                     cudaStream_t stream) {
+  const auto launch = [&](void (*strict)(LaunchTable), void (*fast)(LaunchTable), void (*fast_densities)(LaunchTable)) {
+    LaunchStreaming(planes == 2 ? strict : densities ? fast_densities : fast, blocks, planes, dim, true, stream, table);
   };
-  switch (parts) {
+  switch (PartsOf(planes, dim)) {
     case Parts::kOne:
-      return launch(planes == 2 ? ExponentKernel<2, Parts::kOne> : ExponentKernel<1, Parts::kOne>);
+      return launch(ExponentKernel<2, Parts::kOne, float>, ExponentKernel<1, Parts::kOne, __half>,
+                    ExponentKernel<1, Parts::kOne, Density>);
     case Parts::kFew:
-      return launch(planes == 2 ? ExponentKernel<2, Parts::kFew> : ExponentKernel<1, Parts::kFew>);
+      return launch(ExponentKernel<2, Parts::kFew, float>, ExponentKernel<1, Parts::kFew, __half>,
+                    ExponentKernel<1, Parts::kFew, Density>);
     case Parts::kMany:
-      return launch(planes == 2 ? ExponentKernel<2, Parts::kMany> : ExponentKernel<1, Parts::kMany>);
+      return launch(ExponentKernel<2, Parts::kMany, float>, ExponentKernel<1, Parts::kMany, __half>,
+                    ExponentKernel<1, Parts::kMany, Density>);
   }
 }
 

@@ -169,7 +169,7 @@ __device__ DualValue DualOf(const Member& member, int engine) {
   for (int side = 0; side < 2; ++side) {
     const BlockStats* stats = member.stats(engine, side);
     const Geometry geometry = IsStreamed(job, state) ? Geometry::kStream : GeometryOf(job, state.mode);
-    const int blocks = RowBlocks(job, engine, side, geometry);
+    const int blocks = state.measured > 0 ? state.measured : RowBlocks(job, engine, side, geometry);
 #pragma unroll 1
     for (int k = threadIdx.x; k < blocks; k += kThreads) {
       dual += stats[k].dual;

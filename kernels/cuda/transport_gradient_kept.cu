@@ -29,7 +29,6 @@ constexpr int PointStages(int planes, int again) { return planes == 1 || again =
 // one of the memory's rows to the next, of the first side's and of the second's, so that threads meet in no bank.
 template <int kPlanes, int kAgain>
 struct KeptStages {
-  using Number = std::conditional_t<kPlanes == 1, __half, float>;
   static constexpr bool kShort = kPlanes == 1, kHalves = kShort || kAgain < 4;  // Of a tile; else quarters.
   static constexpr int kColumns = kCloudTile / (kHalves ? 2 : 4);
   static constexpr int kStages = kShort ? 5 : kHalves ? 3 : 4;
@@ -46,9 +45,14 @@ __device__ inline float2 LoadPair(const __half* from) {
   return __half22float2(*reinterpret_cast<const __half2*>(from));
 }
 
-template <class Stages>
+__device__ inline float2 LoadPair(const Density* from) {
+  float t[2];
+  DensityPair::Unpack(*reinterpret_cast<const uint32_t*>(from), t);
+  return {__log2f(t[0]), __log2f(t[1])};
+}
+
+template <class Stages, typename T>
 class KeptRing {
-  using T = typename Stages::Number;
   static constexpr int kNumber = static_cast<int>(sizeof(T)), kChunk = 16 / kNumber;  // Numbers of a copy.
 
  public:
@@ -130,7 +134,8 @@ class KeptRing {
 
 #endif
 
-template <int kPlanes, int kAgain>
+// T: float, of FAST __half or Density.
+template <int kPlanes, int kAgain, typename T>
 __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable table, Sides sides, int ranks) {
 #if SINKHORN_HOPPER
   using Stages = KeptStages<kPlanes, kAgain>;
@@ -157,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable ta
   Columns stream(c, full, empty);
   stream.Begin(first_part, parts);
   const int warp_row = place.block * kGradientRows + threadIdx.x / 32 * 16;
-  KeptRing<Stages> ring(member, side, warp_row, c, stream.End());
+  KeptRing<Stages, T> ring(member, side, warp_row, c, stream.End());
   // 2. What rows and columns add to exponents, beyond their frames.
   const int row0 = warp_row + ring.FirstOfLane(side), row_step = ring.RowStep(side);
   float level[2];
@@ -219,19 +224,23 @@ int64_t KeptGradientBlocks(const Job& job, const GradientLaunch& launch) {
   return BlocksOfGroups(job, launch, KeptGroups(job));
 }
 
-void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, int parts, const GradientLaunch& of,
-                        cudaStream_t stream) {
+void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, bool densities, int parts,
+                        const GradientLaunch& of, cudaStream_t stream) {
   const auto launch = [&](void (*kernel)(LaunchTable, Sides, int), size_t ring) {
     const size_t points = static_cast<size_t>(PointStages(planes, parts)) * planes * kCloudTile * CloudRowBytes(kDepth);
     const size_t bytes = std::max(points + kPlaneAlignment + ring, PointSumBytes(parts, kDepth));
     LaunchCluster(kernel, blocks, of.ranks, kThreads, bytes, stream, table, of.sides, of.ranks);
   };
   if (planes == 2) {
-    return parts == 2 ? launch(KeptGradientKernel<2, 2>, KeptStages<2, 2>::Bytes())
-                      : launch(KeptGradientKernel<2, 4>, KeptStages<2, 4>::Bytes());
+    return parts == 2 ? launch(KeptGradientKernel<2, 2, float>, KeptStages<2, 2>::Bytes())
+                      : launch(KeptGradientKernel<2, 4, float>, KeptStages<2, 4>::Bytes());
   }
-  parts == 2 ? launch(KeptGradientKernel<1, 2>, KeptStages<1, 2>::Bytes())
-             : launch(KeptGradientKernel<1, 4>, KeptStages<1, 4>::Bytes());
+  if (densities) {
+    return parts == 2 ? launch(KeptGradientKernel<1, 2, Density>, KeptStages<1, 2>::Bytes())
+                      : launch(KeptGradientKernel<1, 4, Density>, KeptStages<1, 4>::Bytes());
+  }
+  parts == 2 ? launch(KeptGradientKernel<1, 2, __half>, KeptStages<1, 2>::Bytes())
+             : launch(KeptGradientKernel<1, 4, __half>, KeptStages<1, 4>::Bytes());
 }
 
 }  // namespace cuda

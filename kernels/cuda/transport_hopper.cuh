@@ -37,6 +37,10 @@ inline void LaunchNext(void (*kernel)(Parameters...), int64_t blocks, int thread
 __device__ inline void InitBarrier(uint64_t* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals) : "memory");
 }
+// By a thread that knows that nobody waits: its memory is free for something else, or for InitBarrier.
+__device__ inline void EndBarrier(uint64_t* barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
 // After InitBarrier, before other threads or copies use them.
 __device__ inline void FenceBarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

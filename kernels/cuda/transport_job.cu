@@ -52,7 +52,9 @@ Layout LayoutOf(const Job& job) {
   Partition part;
   const int64_t size[2] = {job.size[0], job.size[1]}, dim = job.dim;
   const int64_t most = std::max(size[0], size[1]), blocks = CeilDiv(most, kTile);
+  // Sweeps; iterations of a whole device's blocks together.
   const bool sweeps = job.streamed || job.framed;
+  const bool together = sweeps ? HeldBlocks(job) > 0 || MayLoop(job) : LoopsPoints(job);
   int64_t densities = 0;
   at.state = part.Take(job.engines * sizeof(EngineState));
   at.arrival_stride = blocks + 1;
@@ -88,8 +90,9 @@ Layout LayoutOf(const Job& job) {
       const int64_t vector = EngineSize(job, e, side) * sizeof(double);
       for (int parity = 0; parity < 2; ++parity) at.phi[e][parity][side] = part.Take(vector);
       at.ratio[e][side] = part.Take(vector);
-      const int blocks = std::max(
-          {RowBlocks(job, e, side), kOnChipRanksMost, sweeps ? RowBlocks(job, e, side, Geometry::kStream) : 0});
+      const int blocks =
+          std::max({RowBlocks(job, e, side), kOnChipRanksMost, sweeps ? RowBlocks(job, e, side, Geometry::kStream) : 0,
+                    together ? kProcessors : 0});
       at.stats[e][side] = part.Take(blocks * sizeof(BlockStats));
     }
     int64_t partial = 0;
@@ -99,10 +102,11 @@ Layout LayoutOf(const Job& job) {
       }
     }
     at.partial[e] = part.Take(partial * sizeof(double));
-    if (sweeps) {
+    if (sweeps || together) {
       const int64_t row = StreamColumns(job, e) * static_cast<int64_t>(sizeof(float));
-      at.stream_sums[e] = part.Take(std::max(StreamSlabs(job, e), HeldBlocks(job)) * row);
+      at.stream_sums[e] = part.Take(std::max(StreamSlabs(job, e), together ? kProcessors : 0) * row);
       at.stream_terms[e] = part.Take(row);
+      if (together) at.stream_scales = part.Take(row);
     }
     if (HasFrames(job)) {
       at.exponents[e] = part.Take(KeptBytes(job, e));
@@ -115,9 +119,6 @@ Layout LayoutOf(const Job& job) {
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
   if (sweeps) at.stream_reference = part.Take(sizeof(double));
-  if (sweeps && HeldBlocks(job) > 0) {
-    at.stream_scales = part.Take(StreamColumns(job, 0) * static_cast<int64_t>(sizeof(float)));
-  }
   // Whatever clusters can be had: a layout is asked for before that is known.
   Job widest = job;
   widest.wide_clusters = true;
@@ -183,6 +184,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
              !ReadsPoints(job);
   job.streamed = StreamsCosts(job) || KeepsExponents(job);
   job.held = kernels.held && job.streamed && HeldBlocks(job) > 0;
+  job.looped = kernels.held && MayLoop(job) && (job.streamed || LoopsPoints(job));
   job.framed = FramesExponents(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
@@ -210,6 +212,7 @@ double IterationSeconds(const Job& job) {
   }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
+  if (job.looped) return job.count * (pairs * (job.streamed && !KeepsHalves(job) ? 8.7e-13 : 4.5e-13) + 5e-6);
   if (job.streamed) return job.count * pairs * (KeepsHalves(job) ? 6e-13 : 1.2e-12) + 1e-5;
   if (!job.halves) {
     const double slow = job.precision == Precision::kDouble ? 4 : 1;

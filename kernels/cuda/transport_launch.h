@@ -108,7 +108,9 @@ void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, bool 
 // ---- transport_exponents.cu: exponents of clouds to memory --------------------------------------------------------
 // Of jobs that KeepsExponents, after their first iteration: PassBlocks of a member and side 0. Jobs of one launch have
 // the same planes and PartsOf; `dim`: the largest.
-void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream);
+// Of those that KeepsDensities: 2 to the power of exponents, all jobs of a launch or none.
+void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, bool densities, int dim,
+                     cudaStream_t stream);
 
 // ---- transport_stream.cu, transport_stream_end.cu: costs or exponents in memory, both sides in one sweep ------------
 // For streamed jobs: StreamBlocks of a job, for each of its StreamLaunchesOf, then StreamEndBlocks. Jobs of one launch
@@ -117,11 +119,13 @@ void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, int d
 // the kernel before ends: that is not the one that writes them. `odd`: an odd number of passes came before in this
 // slice.
 struct StreamLaunch {
-  bool halves;       // Exponents of FAST.
+  bool halves;       // Exponents of FAST,
+  bool densities;    // or what they are the logarithms of.
   int quads;         // Of columns, that a thread has.
   unsigned engines;  // Bit e: engine e.
   bool operator<(const StreamLaunch& other) const {
-    return std::tie(halves, quads, engines) < std::tie(other.halves, other.quads, other.engines);
+    return std::tie(halves, densities, quads, engines) <
+           std::tie(other.halves, other.densities, other.quads, other.engines);
   }
 };
 // All that a job takes.
@@ -150,6 +154,21 @@ struct HeldLaunch {
 bool HasHeldKernels();
 HeldLaunch HeldLaunchOf(const Job& job);
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream);
+
+// ---- transport_stream_loop.cu: up to `most` iterations by all of a device ------------------------------------------
+// Of jobs that are looped, after an iteration, whose members are all solved in float32: a problem for each. Jobs of one
+// launch have the same LoopLaunchOf. All blocks run at once, where HasHeldKernels. Columns' terms are left as sweeps
+// leave them.
+struct LoopLaunch {
+  int dims;        // 2 or 3: of points; 0: numbers lie in memory,
+  bool densities;  // as densities of FAST.
+  int quads;       // Of columns, that a thread has.
+  bool operator<(const LoopLaunch& other) const {
+    return std::tie(dims, densities, quads) < std::tie(other.dims, other.densities, other.quads);
+  }
+};
+LoopLaunch LoopLaunchOf(const Job& job);
+void LaunchLoop(const LaunchTable& table, int64_t problems, const LoopLaunch& of, int most, cudaStream_t stream);
 
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
 int64_t ApplyBlocks(const Job& job, Mode mode, int side);
@@ -189,12 +208,12 @@ void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int di
                     cudaStream_t stream);
 
 // ---- transport_gradient_kept.cu: the same for jobs whose exponents are kept, of more than kDepth coordinates ------
-// Jobs of one launch have the same planes, parts and KeptGradientLaunchOf.
+// Jobs of one launch have the same planes, parts and KeptGradientLaunchOf, and all or none KeepsDensities.
 int KeptParts(const Job& job);  // Of the coordinates, that a block has.
 GradientLaunch KeptGradientLaunchOf(const Job& job, int side);
 int64_t KeptGradientBlocks(const Job& job, const GradientLaunch& launch);
-void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, int parts, const GradientLaunch& of,
-                        cudaStream_t stream);
+void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, bool densities, int parts,
+                        const GradientLaunch& of, cudaStream_t stream);
 
 // ---- transport_gradient_wide.cu: the same for jobs that HasWideGradient, a chunk of rows after the other ----------
 // Jobs of one launch have the same planes, PartsOf and WideLaunchOf; `dim`: the largest.

@@ -83,6 +83,13 @@ class TransportResident final : public Resident {
   }
   // Whether the next iterations are made on the chip of a whole device. `done`: see MayKeepExponents.
   bool MayHold(int64_t done) const { return job_.held && Streams() && launched_ + done >= 1; }
+  // Whether they are made in one launch of many; Loop: so many are enqueued.
+  bool MayLoop(int64_t done) const {
+    return job_.looped && (Streams() || LoopsPoints(job_)) && modes_ == 1 << kFloat && launched_ + done >= 1;
+  }
+  void Loop() { looping_ = swept_ = true; }
+  // Whether the launch that makes its last iterations, in this slice, measures it as well.
+  bool IsMeasured() const { return looping_; }
   bool HasKeptGradient() const { return kept_ && job_.engines == 1 && job_.dim > kDepth; }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals
   // decide nothing.
@@ -122,8 +129,15 @@ class TransportResident final : public Resident {
     c.marginal_error_b = r.error[1];
     c.stop_reason = static_cast<StopReason>(r.reason);
     modes_ = r.modes;
-    const bool disappointed = hopeful_ && (r.running > 0 || modes_ != hoped_modes_);
-    hopeful_ = false;
+    // Iterations that were left out since a sum left the range of floats: others go on.
+    const bool fell_short = looping_ && r.running > 0 && (hopeful_ || r.least_iterations < launched_);
+    if (fell_short) {
+      launched_ = r.least_iterations;
+      job_.looped = kept_ = swept_ = false;  // Exponents are kept anew.
+    }
+    const bool disappointed = fell_short || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
+    hopeful_ = looping_ = false;
+    if (disappointed) stage_ = Stage::kIterate;
     if (finished_ && !disappointed) {
       stage_ = job_.in.hessian.count > 0 && r.diverged < 0 ? Stage::kProducts : Stage::kDone;
       if (r.diverged >= 0) status_.Update(Diverged(r));
@@ -152,7 +166,7 @@ class TransportResident final : public Resident {
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
-       framed_ = false;
+       framed_ = false, looping_ = false;
   absl::Status status_;
   SolveReport report_;
 };

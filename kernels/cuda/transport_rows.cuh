@@ -216,6 +216,7 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
     *state = next;
     return;
   }
+  state->measured = 0;
   state->error[side] = error;
   state->finite = (side == 0 || state->finite) && finite > 0;
   if (side == 1) state->converged = fmax(state->error[0], state->error[1]) <= job.solver.tolerance;

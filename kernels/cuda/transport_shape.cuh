@@ -165,12 +165,15 @@ __host__ __device__ inline int HeldRoom(const Job& job, bool registers) {  // Ro
   const int columns = HeldRowsArePadded(quads, number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
   return kHeldBytes / (columns * number_bytes) + (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
 }
+// Whether iterations are alternating half steps to the marginals, as many as were asked for, at one epsilon.
+__host__ __device__ inline bool IsPlain(const Job& job) {
+  const SolverOptions& solver = job.solver;
+  return job.engines == 1 && !job.symmetric && solver.tolerance == 0 && solver.epsilon_decay == 0 &&
+         std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
+}
 // Blocks of a problem of such a job, if it is streamed; 0: it cannot be held.
 __host__ __device__ inline int HeldBlocks(const Job& job) {
-  const SolverOptions& solver = job.solver;
-  const bool plain = job.engines == 1 && !job.symmetric && solver.tolerance == 0 && solver.epsilon_decay == 0 &&
-                     std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
-  if (!plain || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
+  if (!IsPlain(job) || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
   for (int blocks : {kProcessors / 2, kProcessors}) {
     const int64_t rows = CeilDiv(job.size[0], blocks);
     if (rows <= kHeldRowsMost && rows <= HeldRoom(job, true)) return blocks;
@@ -186,6 +189,29 @@ __host__ __device__ inline bool HeldReads(const Job& job) {
 __host__ __device__ inline int HeldOwned(const Job& job, int blocks) {
   const int columns = StreamColumns(job, 0) < kHeldQuadColumns ? StreamColumns(job, 0) : kHeldQuadColumns;
   return static_cast<int>(CeilDiv(columns, 4 * blocks)) * 4;
+}
+// Looped jobs: plain ones that are too large to be held and that a whole device sweeps in one launch of many iterations
+// (transport_stream_loop.cu): streamed ones, or points of few coordinates, from which it makes exponents itself.
+constexpr int kLoopBlocks = kProcessors, kLoopThreads = 256, kLoopRowsMost = 256;  // Rows: of a block.
+constexpr int kLoopQuadsMost = 10, kLoopColumnsMost = kLoopQuadsMost * 4 * kLoopThreads;
+constexpr int kLoopOwnedMost = 80;      // Columns that a block adds up.
+constexpr int kLoopBytes = 204 * 1024;  // Of shared memory: rows on their way, or points of all columns.
+constexpr int kLoopDimMost = 3, kLoopRowsLeast = 1024;
+__host__ __device__ inline bool MayLoop(const Job& job) {
+  return IsPlain(job) && MayStream(job) && StreamColumns(job, 0) <= kLoopColumnsMost && HeldBlocks(job) == 0 &&
+         job.size[0] >= kLoopRowsLeast && CeilDiv(job.size[0], kLoopBlocks) <= kLoopRowsMost;
+}
+__host__ __device__ inline bool LoopsPoints(const Job& job) {
+  return MayLoop(job) && SourceOf(job) == Source::kProducts && job.dim <= kLoopDimMost &&
+         (job.size[0] > kOnChipSide || job.size[1] > kOnChipSide);
+}
+// Whether densities of FAST lie in memory instead of their exponents.
+__host__ __device__ inline bool KeepsDensities(const Job& job) {
+  return job.looped && KeepsHalves(job) && !LoopsPoints(job);
+}
+// Columns that a block adds up, in fours.
+__host__ __device__ inline int LoopOwned(const Job& job) {
+  return static_cast<int>(CeilDiv(StreamColumns(job, 0), 4 * kLoopBlocks)) * 4;
 }
 // Clouds whose exponents are kept: where they are held, or where reading them takes less time than making them anew
 // (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of an engine, is not
@@ -205,7 +231,8 @@ __host__ __device__ inline int64_t MostKeptBytes(const Job& job) {  // Of any en
 __host__ __device__ inline bool KeepsExponents(const Job& job) {
   const int64_t rows = job.size[0], columns = job.size[1];
   return MayStream(job) && SourceOf(job) == Source::kProducts && job.solver.epsilon_decay == 0 &&
-         (job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) || HeldBlocks(job) > 0) &&
+         (job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) || HeldBlocks(job) > 0 ||
+          (KeepsHalves(job) && MayLoop(job) && !LoopsPoints(job))) &&
          job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
          (rows > kOnChipSide || columns > kOnChipSide) && MostKeptBytes(job) <= kKeptBytesMost;
 }

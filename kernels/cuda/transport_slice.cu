@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -69,6 +70,7 @@ class Slice : private SliceLaunches {
     for (int64_t done = 0; !passing.empty(); ++done) {
       changed |= KeepExponents(passing, done);
       changed |= Hold(&passing, done);
+      changed |= !Loop(&passing, done, std::numeric_limits<int>::max()).empty();
       if (changed) passes = PassesOf(passing);
       RunPass(&passes, Pass::kIterate, done);
       const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done + 1; });
@@ -92,6 +94,23 @@ class Slice : private SliceLaunches {
     for (int k : holding) residents()[k]->Sweep();
     *set = Among(*set, [done](const TransportResident& r) { return !r.MayHold(done); });
     return true;
+  }
+
+  // The same of those that are looped, up to `most` iterations; returns them.
+  Set Loop(Set* set, int64_t done, int most) {
+    const Set looping = Among(*set, [done](const TransportResident& r) { return r.MayLoop(done); });
+    if (looping.empty()) return looping;
+    const auto launches =
+        ByKind<LoopLaunch>(looping, [](const TransportResident& r, auto add) { add(LoopLaunchOf(r.job())); });
+    for (const auto& [launch, chosen] : launches) {
+      const Table table = TableOf(chosen, [](const Job& job) { return job.count; });
+      Later(table, [=, launch = launch](const LaunchTable& t, int64_t problems) {
+        LaunchLoop(t, problems, launch, most, stream());
+      });
+    }
+    *set = Among(*set, [done](const TransportResident& r) { return !r.MayLoop(done); });
+    for (int k : looping) residents()[k]->Loop();
+    return looping;
   }
 
   // Two launches, one for each side, for every kernel in use.
@@ -202,18 +221,18 @@ class Slice : private SliceLaunches {
   bool KeepExponents(const Set& set, int64_t done) {
     const Set keeping =
         Among(set, [done](const TransportResident& r) { return r.MayKeepExponents(done) && r.Has(kFloat); });
-    using Kind = std::pair<int, Parts>;
+    using Kind = std::tuple<int, bool, Parts>;
     const auto kinds = ByKind<Kind>(keeping, [](const TransportResident& r, auto add) {
       const int planes = PlanesOf(r.job());
-      add({planes, PartsOf(planes, r.job().dim)});
+      add({planes, KeepsDensities(r.job()), PartsOf(planes, r.job().dim)});
     });
     for (const auto& [kind, chosen] : kinds) {
       int dim = 0;
       for (int k : chosen) dim = std::max(dim, residents()[k]->job().dim);
       const Table table =
           TableOf(chosen, [](const Job& job) { return job.count * PassBlocks(job, 0, Geometry::kCloud); });
-      Later(table, [=, planes = kind.first](const LaunchTable& t, int64_t blocks) {
-        LaunchExponents(t, blocks, planes, dim, stream());
+      Later(table, [=, kind = kind](const LaunchTable& t, int64_t blocks) {
+        LaunchExponents(t, blocks, std::get<int>(kind), std::get<bool>(kind), dim, stream());
       });
     }
     for (int k : keeping) residents()[k]->KeepExponents();
@@ -320,6 +339,12 @@ class Slice : private SliceLaunches {
     bool changed = true;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       changed |= KeepExponents(set, 0);
+      for (int k : Loop(&set, 0, static_cast<int>(iterations - done))) {
+        residents()[k]->CountPasses(iterations - done);
+        if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
+        changed = true;
+      }
+      if (set.empty()) break;
       if (changed) {
         passes = PassesOf(set);
         accelerated = AcceleratedOf(set);
@@ -340,7 +365,7 @@ class Slice : private SliceLaunches {
 
   void Finish(const Set& set) {
     if (set.empty()) return;
-    Passes passes = PassesOf(set);
+    Passes passes = PassesOf(Among(set, [](const TransportResident& r) { return !r.IsMeasured(); }));
     RunPass(&passes, Pass::kMeasure, 0);
     Apply(set);
     Linear(set);
@@ -374,21 +399,23 @@ class Slice : private SliceLaunches {
   }
 
   void KeptGradients(const Set& set) {
-    using Kind = std::tuple<int, int, Sides, int>;
+    using Kind = std::tuple<int, bool, int, Sides, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
       if (!r.Has(kFloat) || !r.HasKeptGradient()) return;
       for (int side = 0; side < 2; ++side) {
         const GradientLaunch launch = KeptGradientLaunchOf(job, side);
-        if (launch.sides != Sides::kNone) add({PlanesOf(job), KeptParts(job), launch.sides, launch.ranks});
+        if (launch.sides == Sides::kNone) continue;
+        add({PlanesOf(job), KeepsDensities(job), KeptParts(job), launch.sides, launch.ranks});
       }
     });
     for (const auto& [kind, jobs] : kinds) {
-      const int planes = std::get<0>(kind), parts = std::get<1>(kind);
-      const GradientLaunch launch = {std::get<Sides>(kind), std::get<3>(kind)};
+      const int planes = std::get<0>(kind), parts = std::get<2>(kind);
+      const bool densities = std::get<bool>(kind);
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
       const Table table = TableOf(jobs, [&](const Job& job) { return KeptGradientBlocks(job, launch); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) {
-        LaunchKeptGradient(t, blocks, planes, parts, launch, stream());
+        LaunchKeptGradient(t, blocks, planes, densities, parts, launch, stream());
       });
     }
   }

@@ -15,11 +15,31 @@
 namespace sinkhorn {
 namespace cuda {
 
+// A density, where those lie in memory in the place of exponents (KeepsDensities): half of a DensityPair.
+struct Density {
+  uint16_t code;
+};
+
 #if SINKHORN_HOPPER
 
 // Densities below 2^-126 are nothing. Rows whose sums are within 2^40 of 1 are weighted by so much of their mass at
 // most, so a column lacks 2^-86 of all rows' mass: one whose sum is not less than 2^-60 of it has all its digits.
 constexpr float kMostWeight = 0x1p+40f, kLeastShare = 0x1p-60f;
+
+// Two densities side by side, of 8 digits each, as bfloat16; of the second the float's other bits are what the first
+// leaves there.
+struct DensityPair {
+  __device__ static uint32_t Pack(float t0, float t1) {
+    const uint32_t first = Round(__float_as_uint(t0)) >> 16, second = __float_as_uint(t1);
+    return first | (Round(second > first ? second - first : 0) & 0xffff0000u);
+  }
+  __device__ static void Unpack(uint32_t pair, float (&t)[2]) {
+    t[0] = __uint_as_float(pair << 16), t[1] = __uint_as_float(pair);
+  }
+
+ private:
+  __device__ static uint32_t Round(uint32_t bits) { return bits + 0x8000u; }
+};
 
 struct StreamFrame {
   double reference, scale;
@@ -46,6 +66,16 @@ __device__ inline const T* NumbersOf(const Member& member, int engine) {
   if (!AreCosts(member)) return member.At<T>(job.at.exponents[engine]);
   const int64_t first = job.in.cost.shared ? 0 : member.index * job.size[0] * job.size[1];
   return static_cast<const T*>(job.in.cost.data) + first;
+}
+
+// One of them.
+__device__ inline float LoadNumber(const float* at) { return __ldg(at); }
+__device__ inline float LoadNumber(const __half* at) { return __half2float(__ldg(at)); }
+__device__ inline float LoadNumber(const Density* at) {
+  const bool second = reinterpret_cast<uintptr_t>(at) % sizeof(uint32_t) != 0;
+  float pair[2];
+  DensityPair::Unpack(__ldg(reinterpret_cast<const uint32_t*>(at - second)), pair);
+  return log2f(second ? pair[1] : pair[0]);
 }
 
 #endif

@@ -33,9 +33,6 @@ __global__ void __launch_bounds__(kThreads) StreamTermsKernel(LaunchTable table)
 constexpr int kEndWarps = kThreads / 32, kEndParts = kThreads / kEndColumns;
 static_assert(kEndColumns == 64, "a lane for two columns");
 
-__device__ inline float LoadNumber(const float* at) { return __ldg(at); }
-__device__ inline float LoadNumber(const __half* at) { return __half2float(__ldg(at)); }
-
 // log2 of a column's sum over the rows, at these potentials, seen from the column's base: read again, in double, under
 // its maximum. All threads call it, for the block's columns.
 template <typename T>
@@ -120,8 +117,9 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   const bool again = there && (waits ? !iterates : is_void || !(sum > least && sum < INFINITY));
   if (__syncthreads_or(again)) {
     const double* row_phi = member.phi(engine, iterates && !symmetric ? row.parity ^ 1 : row.parity, 0);
-    const double whole = KeepsHalves(job) ? LogSumOfColumn<__half>(member, engine, frame, row_phi, j)
-                                          : LogSumOfColumn<float>(member, engine, frame, row_phi, j);
+    const double whole = KeepsDensities(job) ? LogSumOfColumn<Density>(member, engine, frame, row_phi, j)
+                         : KeepsHalves(job)  ? LogSumOfColumn<__half>(member, engine, frame, row_phi, j)
+                                             : LogSumOfColumn<float>(member, engine, frame, row_phi, j);
     if (again) lse = whole + seen;
   }
   // 3. What becomes of the columns.

@@ -97,6 +97,8 @@ class HeldMeeting {
     }
     __syncthreads();
   }
+  // Another counter of the problem's, for LastToArrive.
+  __device__ unsigned* Other() const { return counter_ + 1; }
   // By one thread, at the end.
   __device__ void Leave() const {
     if (CountUp(counter_) + 1 == (meetings_ + 1) * blocks_) *counter_ = 0;

@@ -67,11 +67,11 @@ struct Layout {
   int64_t phi[3][2][2];      // [engine][parity][side]: double[size]
   int64_t ratio[3][2];       // [engine][side]: double[size], marginal / mass
   int64_t partial[3];        // [engine]: double[splits, rows], log2 sums
-  int64_t stream_sums[3];    // [engine]: float[StreamSlabs or HeldBlocks, StreamColumns]; streamed jobs
+  int64_t stream_sums[3];    // [engine]: float[StreamSlabs or kProcessors, StreamColumns]; streamed jobs
   int64_t stream_terms[3];   // [engine]: float[StreamColumns]
-  int64_t stream_scales;     // float[StreamColumns] of engine 0; where HeldBlocks are any
+  int64_t stream_scales;     // float[StreamColumns] of engine 0; jobs that may be held or looped
   int64_t stream_reference;  // double: what columns' potentials are seen from
-  int64_t exponents[3];      // [engine]: float or, of FAST, half [rows, StreamColumns]; jobs that HasFrames
+  int64_t exponents[3];      // [engine]: float, of FAST half or Density [rows, StreamColumns]; jobs that HasFrames
   int64_t frame[3][2];       // [engine][side]: double[size]: the phi that they were made at
   int64_t exact;             // double[n, ExactColumns]: z; jobs that IsExactOnChip
   int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
@@ -98,6 +98,7 @@ struct alignas(16) Job {
   bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
   bool streamed;              // transport_stream.cu, in float32; clouds when their exponents are kept.
   bool held;                  // Its first iterations then are made on the chip: transport_stream_held.cu.
+  bool looped;                // All but the first then are made in launches of many: transport_stream_loop.cu.
   bool framed;                // The same in kMixed, from exponents in frames that are renewed.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.
@@ -163,7 +164,8 @@ struct EngineState {
   int32_t reason;       // StopReason
   int32_t mode;         // Mode at epsilon.
   int32_t converged;
-  int32_t finite;
+  int16_t finite;
+  int16_t measured;     // By so many blocks of the kernel that made the last iterations; 0: as IsStreamed says.
   float float_epsilon;  // From which on float32 exponents serve: kFloat, below kMixed.
 };
 

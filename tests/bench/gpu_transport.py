@@ -118,13 +118,14 @@ def clouds(lines):
             for r in lines if r["name"] == "relaxed"]
     table("The same with relaxed marginals (rho 1). STRICT, ms", ["n = m, d", "ours", "against forward", "error / eps"],
           rows)
-    rows = []
-    for r in lines:
-        if r["name"].startswith("middle"):
-            size = f"{r['count']} x {r['n']} x {r['m']}" + (", costs" if r["dense"] else f", {r['dim']}")
-            rows.append([size, r["precision"], show(r["median_ms"]), show(r["error_eps"]), show(r["error_b"])])
-    table("Sizes that a whole GPU holds on its chip, 50 iterations, ms",
-          ["problems x n x m, d", "precision", "ms", "error / eps", "columns' marginal error"], rows)
+    for name, title in (("middle", "holds on its chip"), ("looped", "sweeps in one launch")):
+        rows = []
+        for r in lines:
+            if r["name"].startswith(name):
+                size = f"{r['count']} x {r['n']} x {r['m']}" + (", costs" if r["dense"] else f", {r['dim']}")
+                rows.append([size, r["precision"], show(r["median_ms"]), show(r["error_eps"]), show(r["error_b"])])
+        table(f"Sizes that a whole GPU {title}, 50 iterations, ms",
+              ["problems x n x m, d", "precision", "ms", "error / eps", "columns' marginal error"], rows)
 
 
 def hessians(lines):

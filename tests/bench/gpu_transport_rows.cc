@@ -60,6 +60,20 @@ void AddMiddle(const Add& add) {
   }
 }
 
+// Sizes beyond those, whose iterations are one launch all the same.
+void AddLooped(const Add& add) {
+  for (int64_t n : {5000, 10000}) {
+    for (int64_t dim : {64, 16, 3}) {
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        add("looped", [&](Row* r) {
+          r->n = r->m = n, r->dim = dim, r->precision = precision, r->iterations = 50, r->repeats = 5;
+        });
+      }
+    }
+    add("looped dense", [&](Row* r) { r->dense = true, r->n = r->m = n, r->iterations = 50, r->repeats = 5; });
+  }
+}
+
 // Other marginals, and epsilons that want float64.
 void AddRelaxedAndSmall(const Add& add) {
   for (int64_t n : {1000, 4096, 10000}) {
@@ -223,7 +237,7 @@ void AddTiny(const Add& add) {
   const auto tiny = [&](const std::function<void(Row*)>& set) {
     add("tiny", [&](Row* r) {
       set(r);
-      r->iterations = r->n == 1030 ? 6 : 3, r->check = false, r->repeats = 1;
+      r->iterations = r->n == 1030 || r->n == 1040 ? 6 : 3, r->check = false, r->repeats = 1;
     });
   };
   for (int64_t dim : {3, 20, 64, 100, 200}) {
@@ -263,6 +277,13 @@ void AddTiny(const Add& add) {
   for (bool dense : {false, true}) {
     tiny([&](Row* r) { r->count = 9, r->n = 610, r->m = 520, r->dim = 5, r->dense = dense; });
   }
+  // Iterations of a whole device in one launch.
+  for (const auto& [m, dim] : {std::make_pair(4300, 3), std::make_pair(8200, 2), std::make_pair(4300, 64)}) {
+    for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+      tiny([&](Row* r) { r->n = 1040, r->m = m, r->dim = dim, r->precision = precision; });
+    }
+  }
+  tiny([](Row* r) { r->dense = true, r->n = 1040, r->m = 4300; });
   // Exponents that are kept.
   for (const auto& [m, dim] : {std::make_pair(1100, 20), std::make_pair(1100, 300), std::make_pair(8200, 100)}) {
     for (Precision precision : {Precision::kStrict, Precision::kFast}) {
@@ -296,7 +317,8 @@ std::vector<Row> RowsOf(const std::string& argument) {
     const bool fits = (n == 0 || row.n == n) && (dim == 0 || row.dim == dim);
     if ((chosen.empty() || chosen == row.name) && fits) rows.push_back(row);
   };
-  for (const auto part : {AddDense, AddClouds, AddMiddle, AddRelaxedAndSmall, AddBatches, AddConvergence}) part(add);
+  for (const auto part : {AddDense, AddClouds, AddMiddle, AddLooped, AddRelaxedAndSmall, AddBatches, AddConvergence})
+    part(add);
   for (const auto& [name, part] : {std::make_pair("costs", AddCosts), {"checks", AddChecks}, {"tiny", AddTiny}}) {
     if (chosen == name) part(add);
   }

@@ -101,6 +101,13 @@ double Distance(const Answer& answer, const Answer& exact) {
   return difference;
 }
 
+// Problems for which it takes a whole GPU, or half of it. Every other one has points or costs without mass.
+struct LargeShape {
+  int64_t n, m, dim;  // No dim: costs.
+  double epsilon;
+  int iterations;
+  Precision precision;
+};
 class BatchingTest : public ConformanceTest {
  protected:
   std::vector<Answer> AllAlone(Backend* backend, const std::vector<const Case*>& cases) {
@@ -117,6 +124,42 @@ class BatchingTest : public ConformanceTest {
       const Answer alone = SolveAlone(backend(), MemberCase(c, index));
       EXPECT_EQ(DifferenceInBits(MemberAnswer(together, index, count), alone), "")
           << c.name << ", member " << index << " of " << count;
+    }
+  }
+
+  void ExpectRightTogetherAndAlone(const std::vector<LargeShape>& shapes) {
+    std::vector<Case> cases;
+    for (const LargeShape& of : shapes) {
+      const int k = static_cast<int>(cases.size());
+      oracle::Transport problem = of.dim == 0 ? RandomDense(of.n, of.m, of.epsilon, 70 + k)
+                                              : RandomClouds(of.n, of.m, of.dim, of.epsilon, 70 + k);
+      if (k % 2 == 1) {
+        problem.a[4] += problem.a[0], problem.a[0] = 0;
+        problem.b[6] += problem.b[13], problem.b[13] = 0;
+      }
+      Case c = CaseOf(problem, absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " eps ", of.epsilon));
+      c.solver().max_iterations = of.iterations;
+      c.solver().precision = of.precision;
+      c.wanted = kPotentials;
+      c.output_dtype = DType::kFloat64;
+      cases.push_back(c);
+    }
+    const std::vector<const Case*> order = PointersTo(cases);
+    const std::vector<Answer> together = SolveTogether(backend(), order);
+    ExpectSameBits(order, together, AllAlone(backend(), order));
+    for (size_t k = 0; k < cases.size(); ++k) {
+      const bool fast = cases[k].solver().precision == Precision::kFast;
+      Case exact = cases[k];
+      exact.solver().precision = Precision::kDouble;
+      // FAST: coordinates to 11 digits, of costs that are sums of many.
+      const double room = fast ? 0.004 : 1e-3 * cases[k].solver().epsilon, error_room = fast ? 2e-3 : 1e-5;
+      const Answer answer = SolveAlone(backend(), exact);
+      EXPECT_LE(Distance(together[k], answer), room) << cases[k].name;
+      const Convergence &got = together[k].convergence[0], &right = answer.convergence[0];
+      EXPECT_NEAR(got.marginal_error_a, right.marginal_error_a, error_room + 0.02 * right.marginal_error_a)
+          << cases[k].name;
+      EXPECT_NEAR(got.marginal_error_b, right.marginal_error_b, error_room) << cases[k].name;
+      EXPECT_EQ(got.iterations, right.iterations) << cases[k].name;
     }
   }
 };
@@ -195,47 +238,34 @@ TEST_P(BatchingTest, EveryWidth) {
   }
 }
 
-// Problems whose densities only a whole GPU, or half of it, has room for, some of which move so far from where they
-// began that densities are made again; with points and costs that have no mass.
+// Its chip has room for their densities; some move so far from where they began that those are made again.
 TEST_P(BatchingTest, SizesThatFillAGpu) {
-  struct Shape {
-    int64_t n, m, dim;  // No dim: costs.
-    double epsilon;
-    int iterations;
-    Precision precision;
-  };
   constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
-  const Shape shapes[] = {{1100, 1300, 40, 0.2, 12, kStrict}, {2150, 1060, 20, 0.2, 12, kFast},
-                          {1030, 2100, 64, 0.05, 30, kFast},  {1300, 1025, 18, 0.01, 40, kStrict},
-                          {1500, 1404, 0, 0.05, 12, kStrict}, {600, 3600, 0, 0.02, 12, kStrict},
-                          {1100, 1201, 17, 0.004, 25, kFast}, {1700, 1281, 0, 0.004, 25, kStrict},
-                          {3300, 2900, 3, 0.05, 12, kStrict}, {1200, 1300, 2, 0.05, 12, kFast}};
-  std::vector<Case> cases;
-  for (const Shape& of : shapes) {
-    const int k = static_cast<int>(cases.size());
-    oracle::Transport problem = of.dim == 0 ? RandomDense(of.n, of.m, of.epsilon, 70 + k)
-                                            : RandomClouds(of.n, of.m, of.dim, of.epsilon, 70 + k);
-    if (k % 2 == 1) {
-      problem.a[4] += problem.a[0], problem.a[0] = 0;
-      problem.b[6] += problem.b[13], problem.b[13] = 0;
-    }
-    Case c = CaseOf(problem, absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " eps ", of.epsilon));
-    c.solver().max_iterations = of.iterations;
-    c.solver().precision = of.precision;
-    c.wanted = kPotentials;
-    c.output_dtype = DType::kFloat64;
-    cases.push_back(c);
-  }
-  const std::vector<const Case*> order = PointersTo(cases);
-  const std::vector<Answer> together = SolveTogether(backend(), order);
-  ExpectSameBits(order, together, AllAlone(backend(), order));
-  for (size_t k = 0; k < cases.size(); ++k) {
-    Case exact = cases[k];
-    exact.solver().precision = Precision::kDouble;
-    // FAST: coordinates to 11 digits, of costs that are sums of many.
-    const double room = cases[k].solver().precision == kFast ? 0.004 : 1e-3 * cases[k].solver().epsilon;
-    EXPECT_LE(Distance(together[k], SolveAlone(backend(), exact)), room) << cases[k].name;
-  }
+  ExpectRightTogetherAndAlone({{1100, 1300, 40, 0.2, 12, kStrict},
+                               {2150, 1060, 20, 0.2, 12, kFast},
+                               {1030, 2100, 64, 0.05, 30, kFast},
+                               {1300, 1025, 18, 0.01, 40, kStrict},
+                               {1500, 1404, 0, 0.05, 12, kStrict},
+                               {600, 3600, 0, 0.02, 12, kStrict},
+                               {1100, 1201, 17, 0.004, 25, kFast},
+                               {1700, 1281, 0, 0.004, 25, kStrict},
+                               {3300, 2900, 3, 0.05, 12, kStrict},
+                               {1200, 1300, 2, 0.05, 12, kFast}});
+}
+
+// It has not, and sweeps them in launches of many iterations; some move too far for that, so that others have to go on.
+TEST_P(BatchingTest, SizesThatAGpuSweeps) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  ExpectRightTogetherAndAlone({{1100, 4300, 20, 0.2, 12, kFast},
+                               {4300, 1100, 64, 0.1, 12, kStrict},
+                               {1025, 6300, 64, 0.2, 11, kFast},
+                               {4500, 2060, 3, 0.02, 30, kStrict},
+                               {1030, 9900, 2, 0.05, 12, kFast},
+                               {1100, 4400, 0, 0.03, 12, kStrict},
+                               {1200, 5000, 3, 0.004, 40, kStrict},
+                               {4700, 1201, 17, 0.004, 24, kFast},
+                               {1100, 4300, 3, 0.001, 30, kStrict},
+                               {1100, 4300, 30, 0.004, 30, kFast}});
 }
 
 // Lanes at work at the same time, with the same kernels on problems of other shapes: what one launches is nothing to

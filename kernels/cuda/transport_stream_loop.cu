@@ -1,0 +1,720 @@
+// All iterations of a slice, in one launch, of problems that take a whole device to sweep once and are too large to be
+// held on its chip (Hopper).
+//
+// A block has some whole rows; a thread has the same columns of every row. A few rows at a time, densities are made
+// once: their sums are the rows' new potentials, and weighted by those they are added to the thread's columns. They are
+// 2^(z + row term + column term), where z comes from memory, costs or exponents, or is made from points of few
+// coordinates, which lie in shared memory; or, of FAST, they come from memory themselves (Density). What comes from
+// memory does so by a ring of bulk copies, which goes on to the next iteration's rows while blocks tell each other the
+// columns' sums; every other iteration begins with the rows that the one before ended with, which are in the cache.
+// Columns' sums go to the blocks that add them up, and the columns' new terms come back from there, both through
+// memory. Potentials are what sums say at the end; the last launch goes over all rows once more, weighted as they then
+// are, and measures both marginals. Where a sum leaves its range, the iteration before was the last, and other kernels
+// go on.
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cuda/transport_stream_held.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+// What z is made of where it is not read: points of so many coordinates.
+template <int kDims>
+struct Points {};
+template <typename T>
+constexpr int kDimsOf = 0;
+template <int kDims>
+constexpr int kDimsOf<Points<kDims>> = kDims;
+template <typename T>
+constexpr bool kIsRead = kDimsOf<T> == 0;
+
+constexpr int kFewQuads = 6;  // Of points: as many, or kLoopQuadsMost.
+
+// Rows at a time: what registers have room for.
+template <typename T>
+constexpr int LoopRowsOf(int quads) {
+  return kIsRead<T> && quads > 8 ? 2 : 4;
+}
+
+#if SINKHORN_HOPPER
+
+constexpr int kLoopStagesMost = 16, kLoopWarps = kLoopThreads / 32;
+
+// A row or a column: what densities were made with, as a logarithm, and their sum.
+struct LoopSum {
+  float term, sum;
+};
+struct LoopMemory {
+  StreamFrame frame;
+  float* sums;          // [blocks, columns]
+  float* terms;         // [columns]
+  const char* numbers;  // Of the block's rows,
+  int row_bytes;        // of one.
+  float factor;         // Of numbers.
+  int rank, columns, quads, first_row, rows;
+  int first_owned, owned;  // Columns that this block adds up, perhaps none.
+  alignas(16) float4 parts_of_columns[kLoopThreads];
+  float parts_of_rows[2][4][kLoopWarps];
+  float row_terms[kLoopRowsMost], row_masses[kLoopRowsMost], row_sums[kLoopRowsMost], column_masses[kLoopOwnedMost];
+  // Of the last iteration, and of the one before.
+  LoopSum last_rows[kLoopRowsMost], rows_before[kLoopRowsMost], last_columns[kLoopOwnedMost],
+      columns_before[kLoopOwnedMost];
+  float points[kLoopRowsMost][4];  // Of rows, scaled.
+  uint64_t full[kLoopStagesMost];
+  double scratch[kMostWarps];
+};
+
+// A block's part of a problem. A thread has kQuads times four columns, of kRows rows at a time.
+template <typename T, int kQuads, int kRows>
+class LoopSweeps {
+  static constexpr bool kReads = kIsRead<T>, kScales = std::is_same_v<T, Density>;  // Columns' terms: no logarithms.
+  static constexpr int kLanes = 32 / kRows;                                         // Of a warp, that have a row's sum.
+  static constexpr float kMostSum = 0x1p+60f;
+  // The term of a column without mass, but for the bit that tells its turn.
+  static constexpr float kNothing = kScales ? 0 : static_cast<float>(kVoid);
+  static constexpr float kNearlyNothing = kScales ? 1e-44f : static_cast<float>(kVoid / 2);
+
+ public:
+  __device__ LoopSweeps(const Member& member, LoopMemory* memory)
+      : member_(member), memory_(*memory), meeting_(member.At<unsigned>(member.job.at.arrivals), kLoopBlocks) {}
+
+  __device__ void Run(int most) {
+    const Job& job = member_.job;
+    const EngineState& state = *member_.state(0);
+    const int all = job.solver.max_iterations - state.iterations, left = min(all, job.finish_soon ? 1 : most);
+    const int parity = state.parity;
+    const bool ends = left == all || job.finish_soon;
+    if (threadIdx.x == 0) Describe();
+    __syncthreads();
+    if constexpr (kReads) BeginCopies(left + ends);
+    Prepare(parity);
+    meeting_.Arrive();
+    meeting_.Await();
+    int done = 0, to = parity;
+    for (;;) {
+      const int made = Iterate(present_ ? 1 : left);
+      if (present_) break;
+      done = made;
+      to = parity ^ (done & 1);
+      Store(parity, to, done);
+      if (done > 0 && (ends || !kReads)) FillVoid(to);
+      if (!ends || lost_) break;
+      BeginMeasuring(to);
+    }
+    if (present_) Measure(to);
+    if constexpr (kReads) EndCopies();
+    End(done, to);
+  }
+
+ private:
+  __device__ static int Warp() { return threadIdx.x / 32; }
+  __device__ static int Lane() { return threadIdx.x % 32; }
+  __device__ static int QuadAt(int q) { return threadIdx.x + kLoopThreads * q; }
+  __device__ bool HasQuad(int q) const { return QuadAt(q) < memory_.quads; }
+  // One that is there: where there is none, the last, whose numbers then count for nothing.
+  __device__ int QuadThere(int q) const { return min(QuadAt(q), memory_.quads - 1); }
+  __device__ double BaseAt(int side, int i) const { return kReads ? BaseOf(member_, 0, side, i) : 0; }
+  __device__ bool OwnsColumn() const { return static_cast<int>(threadIdx.x) < memory_.owned; }
+  __device__ static bool IsNear(float x) { return x > 1 / kMostSum && x < kMostSum; }
+
+  __device__ void Describe() {
+    const Job& job = member_.job;
+    auto& m = memory_;
+    m.frame = kReads ? StreamFrameOf(member_, *member_.state(0))
+                     : StreamFrame{member_.phi(0, member_.state(0)->parity, 1)[0], kLog2E / member_.state(0)->epsilon};
+    m.sums = member_.At<float>(job.at.stream_sums[0]);
+    m.terms = member_.At<float>(job.at.stream_scales);
+    m.rank = blockIdx.x % kLoopBlocks;
+    m.columns = StreamColumns(job, 0);
+    m.quads = m.columns / 4;
+    const int each = static_cast<int>(CeilDiv(job.size[0], kLoopBlocks));
+    m.first_row = min(m.rank * each, job.size[0]);
+    m.rows = min(each, job.size[0] - m.first_row);
+    const int owned = LoopOwned(job);
+    m.first_owned = min(m.rank * owned, m.columns);
+    m.owned = min(owned, m.columns - m.first_owned);
+    if constexpr (kReads) {
+      m.factor = AreCosts(member_) ? static_cast<float>(-m.frame.scale) : 1;
+      m.numbers = reinterpret_cast<const char*>(NumbersOf<T>(member_, 0) + int64_t{m.first_row} * m.columns);
+      m.row_bytes = m.columns * static_cast<int>(sizeof(T));
+    }
+  }
+
+  // ---- Rows on their way: a stage has a group of kRows of them ----------------------------------------------------
+
+  __device__ int Groups() const { return (memory_.rows + kRows - 1) / kRows; }
+  __device__ int CountOf(int g) const { return min(memory_.rows - g * kRows, kRows); }
+  __device__ int StageBytes() const { return kRows * memory_.row_bytes; }
+  __device__ void BeginCopies(int passes) {
+    stages_ = min(kLoopBytes / StageBytes(), kLoopStagesMost);
+    ahead_ = passes * Groups();
+    if (threadIdx.x != 0) return;
+    for (int stage = 0; stage < stages_; ++stage) InitBarrier(&memory_.full[stage], 1);
+    FenceBarriers();
+    copy_ = {0, ahead_, false};
+    for (int stage = 0; stage < stages_; ++stage) Copy(stage);
+  }
+  // The next group, if there is one: from the first to the last in one iteration, from the last to the first in the
+  // next. By thread 0.
+  __device__ void Copy(int stage) {
+    if (copy_.left == 0) return;
+    --copy_.left;
+    const int bytes = CountOf(copy_.group) * memory_.row_bytes;
+    ArriveExpecting(&memory_.full[stage], bytes);
+    CopyBulk(SharedAddress(DynamicShared()) + stage * StageBytes(),
+             memory_.numbers + int64_t{copy_.group} * StageBytes(), bytes, &memory_.full[stage]);
+    const int next = copy_.group + (copy_.backwards ? -1 : 1);
+    if (next < 0 || next == Groups()) {
+      copy_.backwards = !copy_.backwards;
+    } else {
+      copy_.group = next;
+    }
+  }
+  // Those that nobody has waited for are waited for.
+  __device__ void EndCopies() {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int k = min(stages_, ahead_); k > 0; --k) {
+      WaitForPhase(&memory_.full[stage_], phase_);
+      if (++stage_ == stages_) stage_ = 0, phase_ ^= 1;
+    }
+    for (int stage = 0; stage < stages_; ++stage) EndBarrier(&memory_.full[stage]);
+  }
+
+  // ---- The beginning ------------------------------------------------------------------------------------------------
+
+  __device__ float4* PointsOfColumns() const { return reinterpret_cast<float4*>(DynamicShared()) + threadIdx.x; }
+  // Point i of a side, times `factor`.
+  __device__ void LoadPoint(int side, int i, float factor, float (&point)[3]) const {
+    const int dim = member_.job.dim;
+    const float* all = member_.At<float>(member_.job.at.points32[side]) + int64_t{i} * dim;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) point[k] = k < dim ? all[k] * factor : 0;
+  }
+  __device__ void Prepare(int parity) {
+    const Job& job = member_.job;
+    const StreamFrame frame = memory_.frame;
+    for (int r = threadIdx.x; r < memory_.rows; r += kLoopThreads) {
+      const int i = memory_.first_row + r;
+      const double term = frame.RowTerm(member_.phi(0, parity, 0)[i], BaseAt(0, i));
+      memory_.row_terms[r] = kScales ? 0 : static_cast<float>(term);
+      memory_.row_masses[r] = static_cast<float>(member_.mass(0)[i]);
+      memory_.last_rows[r] = {0, 1};
+      if constexpr (!kReads) {
+        float point[3];
+        LoadPoint(0, i, static_cast<float>(2 * job.in.kappa * frame.scale), point);
+        for (int k = 0; k < 3; ++k) memory_.points[r][k] = point[k];
+      }
+    }
+    if constexpr (!kReads) {
+#pragma unroll 1
+      for (int c = 0; c < 4 * kQuads; ++c) {
+        float y[3];
+        LoadPoint(1, min(4 * QuadAt(c / 4) + c % 4, job.size[1] - 1), 1, y);
+        PointsOfColumns()[c * kLoopThreads] = make_float4(y[0], y[1], y[2], kNothing);
+      }
+    }
+    if (OwnsColumn()) {
+      const int j = memory_.first_owned + threadIdx.x;
+      const double log_mass = j < job.size[1] ? member_.log_mass(1)[j] : kVoid;
+      const bool is_void = log_mass <= kVoid;
+      memory_.column_masses[threadIdx.x] = is_void ? 0 : static_cast<float>(member_.mass(1)[j]);
+      memory_.last_columns[threadIdx.x] = {0, 1};
+      float term = kNothing;
+      if (!is_void) {
+        term = frame.ColumnTerm(member_.phi(0, parity, 1)[j], BaseAt(1, j), log_mass);
+        if (kScales) term = FastExp2(term);
+      }
+      SendTerm(term);
+    }
+    // What this block reads of others says that it is of no turn.
+    const float nothing[4] = {0, 0, 0, 0};
+    const int lanes = LoopOwned(job) / 4, column = 4 * (threadIdx.x % lanes);
+    for (int k = threadIdx.x / lanes; k < kLoopBlocks && column < memory_.owned; k += kLoopThreads / lanes) {
+      if (static_cast<int>(threadIdx.x) >= kLoopThreads / lanes * lanes) break;
+      StoreTagged(memory_.sums + int64_t{k} * memory_.columns + memory_.first_owned + column, nothing, 0);
+    }
+  }
+
+  // ---- Iterations ---------------------------------------------------------------------------------------------------
+
+  // x, and what follows from it is made where it is used: not before all iterations, for which registers are short.
+  __device__ static int Anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
+  // Up to `most`; how many could be made.
+  __device__ int Iterate(int most) {
+    for (int done = 0;; ++done) {
+      lost_ = __syncthreads_or(!TakeTerms());
+      if (lost_) return done - 1;
+      if (done == most) return done;
+      SumAll();
+      MoveOwned();
+      for (int r = threadIdx.x; r < memory_.rows; r += kLoopThreads) {
+        memory_.rows_before[r] = memory_.last_rows[r];
+        memory_.last_rows[r] = {memory_.row_terms[r], memory_.row_sums[r]};
+        if (!kScales) memory_.row_terms[r] -= __log2f(memory_.row_sums[r]);
+      }
+    }
+  }
+  // All rows; what columns sum up to is on its way to those that add it up.
+  __device__ void SumAll() {
+    tag_ ^= 1;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sum_[q][k] = 0;
+    }
+    const int groups = Groups();
+#pragma unroll 1
+    for (int k = 0; k < groups; ++k) SumGroup(backwards_ ? groups - 1 - k : k, k % 2);
+    backwards_ = !backwards_;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      if (!HasQuad(q)) continue;
+      StoreTagged(memory_.sums + int64_t{memory_.rank} * memory_.columns + 4 * QuadAt(q), sum_[q], tag_);
+    }
+  }
+  // The thread's columns' new terms; whether they are numbers.
+  __device__ bool TakeTerms() {
+    const int quads = Anew(memory_.quads), first = Anew(threadIdx.x);
+    const auto term_at = [&](int q) { return memory_.terms + 4 * min(first + kLoopThreads * q, quads - 1); };
+    uint4 seen[kQuads];
+    bool there;
+    do {  // One lane for each 128 bytes looks until they are there: all looking would hold up those that write.
+      there = true;
+      if (Lane() % 8 == 0) {
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) seen[q] = LoadTagged(term_at(q));
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) there = there && IsOf(seen[q], tag_);
+      }
+    } while (!__all_sync(0xffffffffu, there));
+    bool numbers = true;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) seen[q] = LoadTagged(term_at(q));
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      float term[4];
+      AwaitTagged(term_at(q), seen[q], tag_, term);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        numbers = numbers && !isnan(term[k]);
+        const float own = first + kLoopThreads * q < quads ? term[k] : kNothing;
+        if constexpr (kReads) {
+          term_[q][k] = own;
+        } else {
+          PointsOfColumns()[(4 * q + k) * kLoopThreads].w = own;
+        }
+      }
+    }
+    return numbers;
+  }
+
+  // Densities of a group's rows, their sums, and what they add to the columns. Every other time another turn.
+  __device__ void SumGroup(int g, int turn) {
+    const int count = CountOf(g);
+    if constexpr (kScales) {
+      uint2 packed[kRows][kQuads];
+      float sum[kRows], weight[kRows];
+      const Density* rows[kRows];
+      AwaitRows(count, rows);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        sum[r] = 0;
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          packed[r][q] = reinterpret_cast<const uint2*>(rows[r])[QuadThere(q)];
+          float t[4];
+          Unpack(packed[r][q], t);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum[r] = fmaf(t[k], term_[q][k], sum[r]);
+        }
+      }
+      WeighRows(g, turn, count, sum, weight);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          float t[4];
+          Unpack(packed[r][q], t);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum_[q][k] = fmaf(t[k], weight[r], sum_[q][k]);
+        }
+      }
+    } else {
+      float t[kRows][kQuads][4], sum[kRows], weight[kRows];
+      kReads ? ReadGroup(g, count, t, sum) : MakeGroup(g, count, t, sum);
+      WeighRows(g, turn, count, sum, weight);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum_[q][k] = fmaf(t[r][q][k], weight[r], sum_[q][k]);
+        }
+      }
+    }
+  }
+  __device__ static void Unpack(const uint2& packed, float (&t)[4]) {
+    float low[2], high[2];
+    DensityPair::Unpack(packed.x, low);
+    DensityPair::Unpack(packed.y, high);
+    t[0] = low[0], t[1] = low[1], t[2] = high[0], t[3] = high[1];
+  }
+  // Of a row that is not there: some other's, which counts for nothing.
+  __device__ static int RowThere(int r, int count) { return r < count ? r : 0; }
+  __device__ void AwaitRows(int count, const T* (&rows)[kRows]) {
+    WaitForPhase(&memory_.full[stage_], phase_);
+    const char* stage = DynamicShared() + stage_ * StageBytes();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      rows[r] = reinterpret_cast<const T*>(stage + RowThere(r, count) * memory_.row_bytes);
+    }
+  }
+  __device__ void ReadGroup(int g, int count, float (&t)[kRows][kQuads][4], float (&sum)[kRows]) {
+    if constexpr (kReads && !kScales) {
+      const T* rows[kRows];
+      AwaitRows(count, rows);
+      const float factor = memory_.factor;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float row_term = memory_.row_terms[g * kRows + RowThere(r, count)];
+        sum[r] = 0;
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          LoadQuad(rows[r], QuadThere(q), t[r][q]);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            t[r][q][k] = FastExp2(fmaf(t[r][q][k], factor, term_[q][k]) + row_term);
+            sum[r] += t[r][q][k];
+          }
+        }
+      }
+    }
+  }
+  __device__ void MakeGroup(int g, int count, float (&t)[kRows][kQuads][4], float (&sum)[kRows]) {
+    float x[kRows][3], row_term[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int there = g * kRows + RowThere(r, count);
+      row_term[r] = memory_.row_terms[there];
+#pragma unroll
+      for (int k = 0; k < kDimsOf<T>; ++k) x[r][k] = memory_.points[there][k];
+      sum[r] = 0;
+    }
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float4 y = PointsOfColumns()[(4 * q + k) * kLoopThreads];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          float e = fmaf(x[r][1], y.y, fmaf(x[r][0], y.x, y.w + row_term[r]));
+          if constexpr (kDimsOf < T >> 2) e = fmaf(x[r][2], y.z, e);
+          t[r][q][k] = FastExp2(e);
+          sum[r] += t[r][q][k];
+        }
+      }
+    }
+  }
+  // From threads' parts of the rows' sums to what densities are weighted by; what cannot be weighted is no number, nor
+  // is any column's sum then.
+  __device__ void WeighRows(int g, int turn, int count, float (&sum)[kRows], float (&weight)[kRows]) {
+    auto& parts = memory_.parts_of_rows[turn];
+#pragma unroll
+    for (int rows = kRows / 2; rows > 0; rows /= 2) {
+      const int mask = kLanes * rows;
+      const bool upper = Lane() & mask;
+#pragma unroll
+      for (int r = 0; r < rows; ++r) {
+        const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[r] : sum[r + rows], mask);
+        sum[r] = (upper ? sum[r + rows] : sum[r]) + other;
+      }
+    }
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], lanes);
+    if (Lane() % kLanes == 0) parts[Lane() / kLanes][Warp()] = sum[0];
+    __syncthreads();
+    if constexpr (kReads) {  // All have read the stage.
+      if (threadIdx.x == 0) Copy(stage_);
+      if (++stage_ == stages_) stage_ = 0, phase_ ^= 1;
+      --ahead_;
+    }
+    static_assert(kLoopWarps == 8 && kLanes >= kLoopWarps, "eight lanes for a row");
+    const int mine = Lane() / kLoopWarps % kRows, row = g * kRows + RowThere(mine, count);
+    float whole = parts[mine][Lane() % kLoopWarps];
+#pragma unroll
+    for (int lanes = kLoopWarps / 2; lanes > 0; lanes /= 2) whole += __shfl_xor_sync(0xffffffffu, whole, lanes);
+    const float mass = memory_.row_masses[row];
+    const float of_mine = mine >= count ? 0 : present_ ? mass : IsNear(whole) ? mass * FastReciprocal(whole) : NAN;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) weight[r] = __shfl_sync(0xffffffffu, of_mine, kLoopWarps * r);
+    if (Warp() == g % kLoopWarps && mine < count) memory_.row_sums[row] = whole;
+  }
+
+  // The owned columns' sums over all blocks, and their new terms.
+  __device__ void MoveOwned() {
+    constexpr int kMost = static_cast<int>(CeilDiv(kLoopBlocks, kLoopThreads / (kLoopOwnedMost / 4)));
+    const int lanes = Anew(LoopOwned(member_.job) / 4), slices = kLoopThreads / lanes;
+    const int lane = threadIdx.x % lanes, slice = threadIdx.x / lanes;
+    if (slice < slices && 4 * lane < memory_.owned) {
+      const auto part_of = [&](int k) {  // Of a block that is not there: the last's, which counts for nothing.
+        const int block = min(slice + k * slices, kLoopBlocks - 1);
+        return memory_.sums + int64_t{block} * memory_.columns + memory_.first_owned + 4 * lane;
+      };
+      // Until the last is there, then until all are: one after the other would take as many ways to memory.
+      while (!IsOf(LoadTagged(part_of(kMost - 1)), tag_)) continue;
+      uint4 seen[kMost];
+      for (bool there = false; !there;) {
+        there = true;
+#pragma unroll
+        for (int k = 0; k < kMost; ++k) seen[k] = LoadTagged(part_of(k));
+#pragma unroll
+        for (int k = 0; k < kMost; ++k) there = there && IsOf(seen[k], tag_);
+      }
+      float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        if (slice + k * slices >= kLoopBlocks) continue;
+        sum[0] += __uint_as_float(seen[k].x), sum[1] += __uint_as_float(seen[k].y);
+        sum[2] += __uint_as_float(seen[k].z), sum[3] += __uint_as_float(seen[k].w);
+      }
+      memory_.parts_of_columns[slice * lanes + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
+    __syncthreads();
+    if (!OwnsColumn()) return;
+    const float* parts = reinterpret_cast<const float*>(memory_.parts_of_columns) + threadIdx.x;
+    float whole = 0;
+#pragma unroll 4
+    for (int s = 0; s < slices; ++s) whole += parts[4 * lanes * s];
+    memory_.columns_before[threadIdx.x] = memory_.last_columns[threadIdx.x];
+    memory_.last_columns[threadIdx.x] = {kScales ? 0 : own_term_, whole};
+    const float mass = memory_.column_masses[threadIdx.x], ratio = kScales ? whole : whole / mass;
+    if (mass == 0) return SendTerm(kNothing);
+    SendTerm(!IsNear(ratio) ? NAN : kScales ? mass / whole : own_term_ - __log2f(ratio));
+  }
+  // The owned column's, as others see it.
+  __device__ void SendTerm(float term) {
+    own_term_ = __uint_as_float(Tagged(term, tag_));
+    StoreTagged(memory_.terms + memory_.first_owned + threadIdx.x, term, tag_);
+  }
+
+  // ---- Potentials ---------------------------------------------------------------------------------------------------
+
+  // After `done` iterations from those of parity `from`; what sweeps want of them, too.
+  __device__ void Store(int from, int to, int done) const {
+    const Job& job = member_.job;
+    const StreamFrame frame = memory_.frame;
+    const auto power = [&](const LoopSum& last, const LoopSum& before) {
+      const LoopSum& s = lost_ ? before : last;
+      return s.term - log2(static_cast<double>(s.sum));
+    };
+    for (int r = threadIdx.x; r < memory_.rows && done > 0; r += kLoopThreads) {
+      const int i = memory_.first_row + r;
+      const double phi = power(memory_.last_rows[r], memory_.rows_before[r]) / frame.scale;
+      member_.phi(0, to, 0)[i] = phi + BaseAt(0, i) - frame.reference;
+    }
+    if (!OwnsColumn()) return;
+    const int j = memory_.first_owned + threadIdx.x;
+    float term = static_cast<float>(kVoid);
+    if (j < job.size[1]) {
+      const double base = BaseAt(1, j), log_mass = member_.log_mass(1)[j];
+      double phi = member_.phi(0, from, 1)[j];
+      if (done > 0 && log_mass > kVoid) {
+        phi = power(memory_.last_columns[threadIdx.x], memory_.columns_before[threadIdx.x]) / frame.scale;
+        phi += base + frame.reference;
+      }
+      member_.phi(0, to, 1)[j] = phi;
+      term = frame.ColumnTerm(phi, base, log_mass);
+    }
+    if (kReads) member_.At<float>(job.at.stream_terms[0])[j] = term;
+  }
+  // Columns without mass, which no row sees, at potentials of parity `to`.
+  __device__ void FillVoid(int to) {
+    const Job& job = member_.job;
+    bool any = false;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float term = kReads ? term_[kReads ? q : 0][k] : PointsOfColumns()[(4 * q + k) * kLoopThreads].w;
+        any = any || (4 * QuadAt(q) + k < job.size[1] && term <= kNearlyNothing);
+      }
+    }
+    if (!__syncthreads_or(any)) return;  // The same in all blocks.
+    meeting_.Arrive();
+    meeting_.Await();
+    const StreamFrame frame = memory_.frame;
+    const double factor = kReads ? memory_.factor : 2 * job.in.kappa * frame.scale;
+    for (int k = 0; k < memory_.owned; ++k) {
+      const int j = memory_.first_owned + k;
+      if (j >= job.size[1] || member_.log_mass(1)[j] > kVoid) continue;
+      const auto exponent = [&](int i) {
+        const double phi = __ldcg(member_.phi(0, to, 0) + i);
+        return NumberAt(i, j) * factor + frame.RowTerm(phi, BaseAt(0, i)) + member_.log_mass(0)[i];
+      };
+      double max = kVoid, sum = 0;
+      for (int i = threadIdx.x; i < job.size[0]; i += kLoopThreads) max = fmax(max, exponent(i));
+      max = BlockMax(max, memory_.scratch);
+      for (int i = threadIdx.x; i < job.size[0]; i += kLoopThreads) sum += exp2(exponent(i) - max);
+      const double lse = max + log2(BlockSum(sum, memory_.scratch));
+      const double phi = BaseAt(1, j) + frame.reference - lse / frame.scale;
+      if (threadIdx.x != 0) continue;
+      member_.phi(0, to, 1)[j] = phi;
+      if (kReads) member_.At<float>(job.at.stream_terms[0])[j] = frame.ColumnTerm(phi, BaseAt(1, j), kVoid);
+    }
+  }
+  // Of row i and column j: a number, or a product of points.
+  __device__ double NumberAt(int i, int j) const {
+    if constexpr (kReads) {
+      return LoadNumber(NumbersOf<T>(member_, 0) + int64_t{i} * memory_.columns + j);
+    } else {
+      float x[3], y[3];
+      LoadPoint(0, i, 1, x);
+      LoadPoint(1, j, 1, y);
+      return fmaf(x[2], y[2], fmaf(x[1], y[1], x[0] * y[0]));
+    }
+  }
+
+  // ---- What the plan's marginals are --------------------------------------------------------------------------------
+
+  // At the potentials of parity `to`, which have been stored and whose terms the columns have: rows are weighted by
+  // their mass where they are.
+  __device__ void BeginMeasuring(int to) {
+    meeting_.Arrive();
+    const int r = threadIdx.x, i = memory_.first_row + r;
+    static_assert(kLoopRowsMost == kLoopThreads, "a thread for each row");
+    if (r < memory_.rows) {
+      const double term = memory_.frame.RowTerm(member_.phi(0, to, 0)[i], BaseAt(0, i));
+      memory_.row_masses[r] *= FastExp2(static_cast<float>(term - memory_.row_terms[r]));
+    }
+    present_ = true;
+    __syncthreads();
+  }
+  // From what rows and columns then sum up to.
+  __device__ void Measure(int to) {
+    meeting_.Await();  // The first column's potential.
+    const StreamFrame frame = memory_.frame;
+    const double reference = __ldcg(member_.phi(0, to, 1));
+    const auto log_sum = [](const LoopSum& last) { return log2(static_cast<double>(last.sum)) - last.term; };
+    BlockStats stats = NoStats();
+    const int r = threadIdx.x, i = memory_.first_row + r, j = memory_.first_owned + r;
+    if (r < memory_.rows) {
+      const double lse = log_sum(memory_.last_rows[r]) + (frame.reference - BaseAt(0, i)) * frame.scale;
+      stats = MeasureAt(0, i, member_.phi(0, to, 0)[i], reference, lse);
+    }
+    StoreStats(stats, true, member_.stats(0, 0) + memory_.rank);
+    stats = NoStats();
+    if (OwnsColumn() && j < member_.job.size[1]) {
+      const double phi = __ldcg(member_.phi(0, to, 1) + j);
+      const bool is_void = member_.log_mass(1)[j] <= kVoid;
+      const double lse = log_sum(memory_.last_columns[r]) - (frame.reference + BaseAt(1, j)) * frame.scale;
+      stats = MeasureAt(1, j, phi, -reference, is_void ? -phi * frame.scale : lse);
+    }
+    StoreStats(stats, true, member_.stats(0, 1) + memory_.rank);
+  }
+
+  // Point i of a side, whose potential phi is: `lse` is log2 of its sum without its own term.
+  __device__ BlockStats MeasureAt(int side, int i, double phi, double reference, double lse) const {
+    const MeasuredPoint point = {phi, member_.Shift(0, side, i), member_.mass(side)[i], member_.log_mass(side)[i],
+                                 reference};
+    BlockStats stats = NoStats();
+    member_.ratio(0, side)[i] = MeasurePoint(point, INFINITY, lse, memory_.frame.scale, &stats);
+    return stats;
+  }
+  // The last thing: the state after `done` iterations more, with the present potentials those of parity `to`.
+  __device__ void End(int done, int to) {
+    EngineState* state = member_.state(0);
+    const bool is_last = present_ ? LastToArrive(meeting_.Other(), kLoopBlocks) : memory_.rank == 0;
+    if (is_last && threadIdx.x == 0 && done > 0) {  // Plain iterations change no more of it.
+      state->iterations += done;
+      state->parity = to;
+      state->fresh = 0;
+      StopAtLimit(member_.job, state);
+    }
+    if (is_last && present_) {
+      __syncthreads();
+      const RowBlock all = {member_.index, 0, 0, 0, 1};
+      for (int side = 0; side < 2; ++side) EndPass(member_, all, side, Pass::kMeasure, kLoopBlocks);
+      if (threadIdx.x == 0) state->measured = kLoopBlocks;
+    }
+    if (threadIdx.x == 0) meeting_.Leave();
+  }
+
+  const Member& member_;
+  LoopMemory& memory_;
+  HeldMeeting meeting_;
+  uint32_t tag_ = 0;
+  bool backwards_ = false;
+  bool lost_ = false, present_ = false;  // The last iteration; whether columns see rows where they are.
+  struct {
+    int group, left;
+    bool backwards;
+  } copy_;                                               // The next; of thread 0.
+  int stages_, stage_ = 0, phase_ = 0;                   // Of the ring; of the group that comes.
+  int ahead_ = 0;                                        // Groups that are still to come.
+  float own_term_ = 0;                                   // Of the column that the thread looks after.
+  float term_[kReads ? kQuads : 1][4], sum_[kQuads][4];  // Of the thread's columns; of densities: scales.
+};
+
+#endif
+
+// A group of all blocks for one problem after the other.
+template <typename T, int kQuads, int kRows>
+__global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table, int64_t problems, int most) {
+#if SINKHORN_HOPPER
+  __shared__ LoopMemory memory;
+  for (int64_t problem = 0; problem < problems; ++problem) {
+    const BlockWork work = FindWork(table, problem);
+    const Job& job = CopyJob(table.jobs[work.job]);
+    const Member member{job, work.block};
+    const EngineState& state = *member.state(0);
+    const bool here = kIsRead<T> ? IsStreamed(job, state) : state.mode == kFloat;
+    if (here && !state.stopped) LoopSweeps<T, kQuads, kRows>(member, &memory).Run(most);
+    __syncthreads();  // What it had of this problem has been read.
+  }
+#endif
+}
+
+// By a kernel for `quads`, one of kQuads.
+template <typename T, int... kQuads>
+void LaunchQuads(std::integer_sequence<int, kQuads...>, const LaunchTable& table, int64_t problems, int quads, int most,
+                 cudaStream_t stream) {
+  cudaLaunchAttribute together;  // None begins until all can.
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  const auto launch = [&](auto kernel, int of) {
+    if (of != quads) return;
+    AttributedLaunch attributed(kernel, kLoopBlocks, kLoopThreads, kLoopBytes, stream);
+    attributed.Add(together);
+    attributed.Enqueue(kernel, table, problems, most);
+  };
+  (launch(LoopKernel<T, kQuads, LoopRowsOf<T>(kQuads)>, kQuads), ...);
+}
+
+}  // namespace
+
+LoopLaunch LoopLaunchOf(const Job& job) {
+  const int quads = static_cast<int>(CeilDiv(StreamColumns(job, 0), 8 * kLoopThreads)) * 2;
+  if (LoopsPoints(job)) return {job.dim > 2 ? 3 : 2, false, quads <= kFewQuads ? kFewQuads : kLoopQuadsMost};
+  return {0, KeepsDensities(job), quads};
+}
+
+void LaunchLoop(const LaunchTable& table, int64_t problems, const LoopLaunch& of, int most, cudaStream_t stream) {
+  if (problems == 0) return;
+  constexpr std::integer_sequence<int, 2, 4, kFewQuads, 8, kLoopQuadsMost> numbers;
+  constexpr std::integer_sequence<int, kFewQuads, kLoopQuadsMost> points;
+  const auto launch = [&](auto number, auto sequence) {
+    LaunchQuads<decltype(number)>(sequence, table, problems, of.quads, most, stream);
+  };
+  if (of.dims > 0) return of.dims == 3 ? launch(Points<3>(), points) : launch(Points<2>(), points);
+  of.densities ? launch(Density(), numbers) : launch(0.0f, numbers);
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
