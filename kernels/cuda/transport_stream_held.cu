@@ -308,20 +308,9 @@ class HeldSweeps {
   // A warp's sums of a group of rows, those before `end`, of which a lane has one row's in the end.
   __device__ void TellParts(int first, int end, float (&sum)[kGroup]) {
     constexpr int kLanes = 32 / kGroup;  // That have the same row.
-#pragma unroll
-    for (int rows = kGroup / 2; rows > 0; rows /= 2) {
-      const int mask = kLanes * rows;
-      const bool upper = Lane() & mask;
-#pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[r] : sum[r + rows], mask);
-        sum[r] = (upper ? sum[r + rows] : sum[r]) + other;
-      }
-    }
-#pragma unroll
-    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], lanes);
+    const float of_warp = SumOfRow(sum);
     const int row = first + Lane() / kLanes;
-    if (Lane() % kLanes == 0 && row < end) memory_.parts[Warp()][row] = sum[0];
+    if (Lane() % kLanes == 0 && row < end) memory_.parts[Warp()][row] = of_warp;
   }
   // A lane for each row, in every warp; those that are read have their weights. What cannot be weighted is no number,
   // nor is any column's sum then.

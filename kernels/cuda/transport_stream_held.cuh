@@ -45,6 +45,26 @@ struct HeldQuadOf<__half> {
   __device__ static uint32_t Code(int bits) { return min(max(bits + (1 << (kBits - 1)), 0) >> kBits, 0xffff); }
 };
 
+// A warp's sums of kRows rows, a power of two, of which a lane has one row's in the end: the lane's over 32 / kRows.
+template <int kRows>
+__device__ inline float SumOfRow(float (&sum)[kRows]) {
+  constexpr int kLanes = 32 / kRows;  // That have the same row.
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int rows = kRows / 2; rows > 0; rows /= 2) {
+    const int mask = kLanes * rows;
+    const bool upper = lane & mask;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[r] : sum[r + rows], mask);
+      sum[r] = (upper ? sum[r + rows] : sum[r]) + other;
+    }
+  }
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], lanes);
+  return sum[0];
+}
+
 // ---- Numbers that say of which turn they are ------------------------------------------------------------------------
 // By their last bit: whoever waits for one needs no other sign, and none is to be cleared. One is written again only
 // after answers have come from all that read it.

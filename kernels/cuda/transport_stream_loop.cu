@@ -398,13 +398,14 @@ class LoopSweeps {
     }
   }
   __device__ void MakeGroup(int g, int count, float (&t)[kRows][kQuads][4], float (&sum)[kRows]) {
+    constexpr int kDims = kDimsOf<T>;
     float x[kRows][3], row_term[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int there = g * kRows + RowThere(r, count);
       row_term[r] = memory_.row_terms[there];
 #pragma unroll
-      for (int k = 0; k < kDimsOf<T>; ++k) x[r][k] = memory_.points[there][k];
+      for (int k = 0; k < kDims; ++k) x[r][k] = memory_.points[there][k];
       sum[r] = 0;
     }
 #pragma unroll
@@ -415,7 +416,7 @@ class LoopSweeps {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           float e = fmaf(x[r][1], y.y, fmaf(x[r][0], y.x, y.w + row_term[r]));
-          if constexpr (kDimsOf < T >> 2) e = fmaf(x[r][2], y.z, e);
+          if constexpr (kDims > 2) e = fmaf(x[r][2], y.z, e);
           t[r][q][k] = FastExp2(e);
           sum[r] += t[r][q][k];
         }
@@ -426,19 +427,8 @@ class LoopSweeps {
   // is any column's sum then.
   __device__ void WeighRows(int g, int turn, int count, float (&sum)[kRows], float (&weight)[kRows]) {
     auto& parts = memory_.parts_of_rows[turn];
-#pragma unroll
-    for (int rows = kRows / 2; rows > 0; rows /= 2) {
-      const int mask = kLanes * rows;
-      const bool upper = Lane() & mask;
-#pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[r] : sum[r + rows], mask);
-        sum[r] = (upper ? sum[r + rows] : sum[r]) + other;
-      }
-    }
-#pragma unroll
-    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], lanes);
-    if (Lane() % kLanes == 0) parts[Lane() / kLanes][Warp()] = sum[0];
+    const float of_warp = SumOfRow(sum);
+    if (Lane() % kLanes == 0) parts[Lane() / kLanes][Warp()] = of_warp;
     __syncthreads();
     if constexpr (kReads) {  // All have read the stage.
       if (threadIdx.x == 0) Copy(stage_);
