@@ -119,13 +119,11 @@ void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, bool 
 // the kernel before ends: that is not the one that writes them. `odd`: an odd number of passes came before in this
 // slice.
 struct StreamLaunch {
-  bool halves;       // Exponents of FAST,
-  bool densities;    // or what they are the logarithms of.
+  bool halves;       // Exponents of FAST.
   int quads;         // Of columns, that a thread has.
   unsigned engines;  // Bit e: engine e.
   bool operator<(const StreamLaunch& other) const {
-    return std::tie(halves, densities, quads, engines) <
-           std::tie(other.halves, other.densities, other.quads, other.engines);
+    return std::tie(halves, quads, engines) < std::tie(other.halves, other.quads, other.engines);
   }
 };
 // All that a job takes.
@@ -158,7 +156,7 @@ void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of
 // ---- transport_stream_loop.cu: up to `most` iterations by all of a device ------------------------------------------
 // Of jobs that are looped, after an iteration, whose members are all solved in float32: a problem for each. Jobs of one
 // launch have the same LoopLaunchOf. All blocks run at once, where HasHeldKernels. Columns' terms are left as sweeps
-// leave them.
+// leave them. Those whose last iteration it was are measured.
 struct LoopLaunch {
   int dims;        // 2 or 3: of points; 0: numbers lie in memory,
   bool densities;  // as densities of FAST.

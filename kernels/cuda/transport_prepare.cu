@@ -76,8 +76,9 @@ void LaunchStep(const LaunchTable& table, int64_t blocks, int step, int points, 
 
 int PreparedPoints(int64_t all) {
   constexpr int64_t kBlocksAtOnce = 4 * kProcessors;
+  constexpr int kMost = 64;
   int points = kStatsPoints;
-  while (points < 64 && all > kBlocksAtOnce * points) points *= 2;
+  while (points < kMost && all > kBlocksAtOnce * points) points *= 2;
   return points;
 }
 

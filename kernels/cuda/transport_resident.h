@@ -84,9 +84,7 @@ class TransportResident final : public Resident {
   // Whether the next iterations are made on the chip of a whole device. `done`: see MayKeepExponents.
   bool MayHold(int64_t done) const { return job_.held && Streams() && launched_ + done >= 1; }
   // Whether they are made in one launch of many; Loop: so many are enqueued.
-  bool MayLoop(int64_t done) const {
-    return job_.looped && (Streams() || LoopsPoints(job_)) && modes_ == 1 << kFloat && launched_ + done >= 1;
-  }
+  bool MayLoop(int64_t done) const { return job_.looped && (Streams() || LoopsPoints(job_)) && launched_ + done >= 1; }
   void Loop() { looping_ = swept_ = true; }
   // Whether the launch that makes its last iterations, in this slice, measures it as well.
   bool IsMeasured() const { return looping_; }
@@ -129,12 +127,11 @@ class TransportResident final : public Resident {
     c.marginal_error_b = r.error[1];
     c.stop_reason = static_cast<StopReason>(r.reason);
     modes_ = r.modes;
-    // Iterations that were left out since a sum left the range of floats: others go on.
+    // Iterations that were left out since a sum left the range of floats: others go on. So they do where not all
+    // engines are in float32. What was kept for loops alone is not for them: exponents are kept anew.
     const bool fell_short = looping_ && r.running > 0 && (hopeful_ || r.least_iterations < launched_);
-    if (fell_short) {
-      launched_ = r.least_iterations;
-      job_.looped = kept_ = swept_ = false;  // Exponents are kept anew.
-    }
+    if (fell_short) launched_ = r.least_iterations;
+    if (job_.looped && (fell_short || modes_ != 1 << kFloat)) job_.looped = kept_ = swept_ = false;
     const bool disappointed = fell_short || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
     hopeful_ = looping_ = false;
     if (disappointed) stage_ = Stage::kIterate;

@@ -205,7 +205,7 @@ __host__ __device__ inline bool LoopsPoints(const Job& job) {
   return MayLoop(job) && SourceOf(job) == Source::kProducts && job.dim <= kLoopDimMost &&
          (job.size[0] > kOnChipSide || job.size[1] > kOnChipSide);
 }
-// Whether densities of FAST lie in memory instead of their exponents.
+// Whether densities of FAST lie in memory instead of their exponents: loops and gradients alone read them.
 __host__ __device__ inline bool KeepsDensities(const Job& job) {
   return job.looped && KeepsHalves(job) && !LoopsPoints(job);
 }
@@ -213,7 +213,7 @@ __host__ __device__ inline bool KeepsDensities(const Job& job) {
 __host__ __device__ inline int LoopOwned(const Job& job) {
   return static_cast<int>(CeilDiv(StreamColumns(job, 0), 4 * kLoopBlocks)) * 4;
 }
-// Clouds whose exponents are kept: where they are held, or where reading them takes less time than making them anew
+// Clouds whose exponents are kept: where they are held, or, of FAST, looped; or where reading them takes less time than making them anew
 // (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of an engine, is not
 // too much.
 constexpr int64_t kKeptBytesMost = int64_t{512} << 20;

@@ -79,36 +79,37 @@ class Slice : private SliceLaunches {
     }
   }
 
-  // Those that are held from now on leave the set, their iterations enqueued; whether there are any.
-  bool Hold(Set* set, int64_t done) {
-    const Set holding = Among(*set, [done](const TransportResident& r) { return r.MayHold(done); });
-    if (holding.empty()) return false;
-    const auto launches =
-        ByKind<HeldLaunch>(holding, [](const TransportResident& r, auto add) { add(HeldLaunchOf(r.job())); });
-    for (const auto& [launch, chosen] : launches) {
+  // Those that may leave the set, their iterations enqueued: launch(table, problems, kind_of(job)). Returns them.
+  template <typename May, typename KindOf, typename Launch>
+  Set TakeTogether(Set* set, May may, KindOf kind_of, Launch launch) {
+    const Set taken = Among(*set, may);
+    if (taken.empty()) return taken;
+    using Kind = decltype(kind_of(std::declval<const Job&>()));
+    const auto kinds = ByKind<Kind>(taken, [kind_of](const TransportResident& r, auto add) { add(kind_of(r.job())); });
+    for (const auto& [kind, chosen] : kinds) {
       const Table table = TableOf(chosen, [](const Job& job) { return job.count; });
-      Later(table, [this, launch = launch](const LaunchTable& t, int64_t problems) {
-        LaunchHeld(t, problems, launch, stream());
-      });
+      Later(table, [=, kind = kind](const LaunchTable& t, int64_t problems) { launch(t, problems, kind); });
     }
-    for (int k : holding) residents()[k]->Sweep();
-    *set = Among(*set, [done](const TransportResident& r) { return !r.MayHold(done); });
-    return true;
+    *set = Among(*set, [may](const TransportResident& r) { return !may(r); });
+    return taken;
   }
-
-  // The same of those that are looped, up to `most` iterations; returns them.
+  // Those that are held from now on; whether there are any.
+  bool Hold(Set* set, int64_t done) {
+    const Set holding = TakeTogether(
+        set, [done](const TransportResident& r) { return r.MayHold(done); }, HeldLaunchOf,
+        [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) {
+          LaunchHeld(t, problems, of, stream());
+        });
+    for (int k : holding) residents()[k]->Sweep();
+    return !holding.empty();
+  }
+  // Those that are looped, up to `most` iterations.
   Set Loop(Set* set, int64_t done, int most) {
-    const Set looping = Among(*set, [done](const TransportResident& r) { return r.MayLoop(done); });
-    if (looping.empty()) return looping;
-    const auto launches =
-        ByKind<LoopLaunch>(looping, [](const TransportResident& r, auto add) { add(LoopLaunchOf(r.job())); });
-    for (const auto& [launch, chosen] : launches) {
-      const Table table = TableOf(chosen, [](const Job& job) { return job.count; });
-      Later(table, [=, launch = launch](const LaunchTable& t, int64_t problems) {
-        LaunchLoop(t, problems, launch, most, stream());
-      });
-    }
-    *set = Among(*set, [done](const TransportResident& r) { return !r.MayLoop(done); });
+    const Set looping = TakeTogether(
+        set, [done](const TransportResident& r) { return r.MayLoop(done); }, LoopLaunchOf,
+        [this, most](const LaunchTable& t, int64_t problems, const LoopLaunch& of) {
+          LaunchLoop(t, problems, of, most, stream());
+        });
     for (int k : looping) residents()[k]->Loop();
     return looping;
   }

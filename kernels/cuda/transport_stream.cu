@@ -100,7 +100,6 @@ void LaunchQuads(std::integer_sequence<int, kQuads...>, const LaunchTable& table
     LaunchOverlapping(kernel, blocks, GroupsOf(quads) * kGroupThreads, kStreamBytes, stream, table, of.engines, pass,
                       odd);
   };
-  if (of.densities) return (launch(StreamKernel<kQuads, Density>, kQuads), ...);
   (launch(of.halves ? StreamKernel<kQuads, __half> : StreamKernel<kQuads, float>, kQuads), ...);
 }
 
@@ -112,7 +111,7 @@ std::vector<StreamLaunch> StreamLaunchesOf(const Job& job) {
     const int quads = static_cast<int>(CeilDiv(StreamColumns(job, e), kQuadColumns));
     const int of = quads > 12 ? 16 : static_cast<int>(CeilDiv(quads, 2)) * 2;
     auto same = std::find_if(launches.begin(), launches.end(), [of](const StreamLaunch& l) { return l.quads == of; });
-    if (same == launches.end()) same = launches.insert(same, {KeepsHalves(job), KeepsDensities(job), of, 0});
+    if (same == launches.end()) same = launches.insert(same, {KeepsHalves(job), of, 0});
     same->engines |= 1u << e;
   }
   return launches;

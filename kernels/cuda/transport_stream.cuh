@@ -36,6 +36,13 @@ struct DensityPair {
   __device__ static void Unpack(uint32_t pair, float (&t)[2]) {
     t[0] = __uint_as_float(pair << 16), t[1] = __uint_as_float(pair);
   }
+  // Two pairs.
+  __device__ static void Unpack(const uint2& pairs, float (&t)[4]) {
+    float low[2], high[2];
+    Unpack(pairs.x, low);
+    Unpack(pairs.y, high);
+    t[0] = low[0], t[1] = low[1], t[2] = high[0], t[3] = high[1];
+  }
 
  private:
   __device__ static uint32_t Round(uint32_t bits) { return bits + 0x8000u; }

@@ -117,9 +117,8 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   const bool again = there && (waits ? !iterates : is_void || !(sum > least && sum < INFINITY));
   if (__syncthreads_or(again)) {
     const double* row_phi = member.phi(engine, iterates && !symmetric ? row.parity ^ 1 : row.parity, 0);
-    const double whole = KeepsDensities(job) ? LogSumOfColumn<Density>(member, engine, frame, row_phi, j)
-                         : KeepsHalves(job)  ? LogSumOfColumn<__half>(member, engine, frame, row_phi, j)
-                                             : LogSumOfColumn<float>(member, engine, frame, row_phi, j);
+    const double whole = KeepsHalves(job) ? LogSumOfColumn<__half>(member, engine, frame, row_phi, j)
+                                          : LogSumOfColumn<float>(member, engine, frame, row_phi, j);
     if (again) lse = whole + seen;
   }
   // 3. What becomes of the columns.

@@ -11,25 +11,13 @@
 // memory. Potentials are what sums say at the end; the last launch goes over all rows once more, weighted as they then
 // are, and measures both marginals. Where a sum leaves its range, the iteration before was the last, and other kernels
 // go on.
-#include <algorithm>
-#include <type_traits>
 #include <utility>
 
-#include "kernels/cuda/transport_stream_held.cuh"
+#include "kernels/cuda/transport_stream_loop_rows.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace {
-
-// What z is made of where it is not read: points of so many coordinates.
-template <int kDims>
-struct Points {};
-template <typename T>
-constexpr int kDimsOf = 0;
-template <int kDims>
-constexpr int kDimsOf<Points<kDims>> = kDims;
-template <typename T>
-constexpr bool kIsRead = kDimsOf<T> == 0;
 
 constexpr int kFewQuads = 6;  // Of points: as many, or kLoopQuadsMost.
 
@@ -41,45 +29,19 @@ constexpr int LoopRowsOf(int quads) {
 
 #if SINKHORN_HOPPER
 
-constexpr int kLoopStagesMost = 16, kLoopWarps = kLoopThreads / 32;
-
-// A row or a column: what densities were made with, as a logarithm, and their sum.
-struct LoopSum {
-  float term, sum;
-};
-struct LoopMemory {
-  StreamFrame frame;
-  float* sums;          // [blocks, columns]
-  float* terms;         // [columns]
-  const char* numbers;  // Of the block's rows,
-  int row_bytes;        // of one.
-  float factor;         // Of numbers.
-  int rank, columns, quads, first_row, rows;
-  int first_owned, owned;  // Columns that this block adds up, perhaps none.
-  alignas(16) float4 parts_of_columns[kLoopThreads];
-  float parts_of_rows[2][4][kLoopWarps];
-  float row_terms[kLoopRowsMost], row_masses[kLoopRowsMost], row_sums[kLoopRowsMost], column_masses[kLoopOwnedMost];
-  // Of the last iteration, and of the one before.
-  LoopSum last_rows[kLoopRowsMost], rows_before[kLoopRowsMost], last_columns[kLoopOwnedMost],
-      columns_before[kLoopOwnedMost];
-  float points[kLoopRowsMost][4];  // Of rows, scaled.
-  uint64_t full[kLoopStagesMost];
-  double scratch[kMostWarps];
-};
-
 // A block's part of a problem. A thread has kQuads times four columns, of kRows rows at a time.
 template <typename T, int kQuads, int kRows>
-class LoopSweeps {
-  static constexpr bool kReads = kIsRead<T>, kScales = std::is_same_v<T, Density>;  // Columns' terms: no logarithms.
-  static constexpr int kLanes = 32 / kRows;                                         // Of a warp, that have a row's sum.
-  static constexpr float kMostSum = 0x1p+60f;
+class LoopSweeps : private LoopRows<T, kQuads, kRows> {
+  using Rows = LoopRows<T, kQuads, kRows>;
+  using Rows::HasQuad, Rows::IsNear, Rows::kReads, Rows::kScales, Rows::PointsOfColumns, Rows::QuadAt, Rows::Lane;
+  using Rows::memory_, Rows::present_, Rows::ring_, Rows::sum_, Rows::term_;
   // The term of a column without mass, but for the bit that tells its turn.
   static constexpr float kNothing = kScales ? 0 : static_cast<float>(kVoid);
   static constexpr float kNearlyNothing = kScales ? 1e-44f : static_cast<float>(kVoid / 2);
 
  public:
   __device__ LoopSweeps(const Member& member, LoopMemory* memory)
-      : member_(member), memory_(*memory), meeting_(member.At<unsigned>(member.job.at.arrivals), kLoopBlocks) {}
+      : Rows(memory), member_(member), meeting_(member.At<unsigned>(member.job.at.arrivals), kLoopBlocks) {}
 
   __device__ void Run(int most) {
     const Job& job = member_.job;
@@ -89,7 +51,7 @@ class LoopSweeps {
     const bool ends = left == all || job.finish_soon;
     if (threadIdx.x == 0) Describe();
     __syncthreads();
-    if constexpr (kReads) BeginCopies(left + ends);
+    if constexpr (kReads) ring_.Begin(left + ends);
     Prepare(parity);
     meeting_.Arrive();
     meeting_.Await();
@@ -105,20 +67,13 @@ class LoopSweeps {
       BeginMeasuring(to);
     }
     if (present_) Measure(to);
-    if constexpr (kReads) EndCopies();
+    if constexpr (kReads) ring_.End();
     End(done, to);
   }
 
  private:
-  __device__ static int Warp() { return threadIdx.x / 32; }
-  __device__ static int Lane() { return threadIdx.x % 32; }
-  __device__ static int QuadAt(int q) { return threadIdx.x + kLoopThreads * q; }
-  __device__ bool HasQuad(int q) const { return QuadAt(q) < memory_.quads; }
-  // One that is there: where there is none, the last, whose numbers then count for nothing.
-  __device__ int QuadThere(int q) const { return min(QuadAt(q), memory_.quads - 1); }
   __device__ double BaseAt(int side, int i) const { return kReads ? BaseOf(member_, 0, side, i) : 0; }
   __device__ bool OwnsColumn() const { return static_cast<int>(threadIdx.x) < memory_.owned; }
-  __device__ static bool IsNear(float x) { return x > 1 / kMostSum && x < kMostSum; }
 
   __device__ void Describe() {
     const Job& job = member_.job;
@@ -143,50 +98,8 @@ class LoopSweeps {
     }
   }
 
-  // ---- Rows on their way: a stage has a group of kRows of them ----------------------------------------------------
-
-  __device__ int Groups() const { return (memory_.rows + kRows - 1) / kRows; }
-  __device__ int CountOf(int g) const { return min(memory_.rows - g * kRows, kRows); }
-  __device__ int StageBytes() const { return kRows * memory_.row_bytes; }
-  __device__ void BeginCopies(int passes) {
-    stages_ = min(kLoopBytes / StageBytes(), kLoopStagesMost);
-    ahead_ = passes * Groups();
-    if (threadIdx.x != 0) return;
-    for (int stage = 0; stage < stages_; ++stage) InitBarrier(&memory_.full[stage], 1);
-    FenceBarriers();
-    copy_ = {0, ahead_, false};
-    for (int stage = 0; stage < stages_; ++stage) Copy(stage);
-  }
-  // The next group, if there is one: from the first to the last in one iteration, from the last to the first in the
-  // next. By thread 0.
-  __device__ void Copy(int stage) {
-    if (copy_.left == 0) return;
-    --copy_.left;
-    const int bytes = CountOf(copy_.group) * memory_.row_bytes;
-    ArriveExpecting(&memory_.full[stage], bytes);
-    CopyBulk(SharedAddress(DynamicShared()) + stage * StageBytes(),
-             memory_.numbers + int64_t{copy_.group} * StageBytes(), bytes, &memory_.full[stage]);
-    const int next = copy_.group + (copy_.backwards ? -1 : 1);
-    if (next < 0 || next == Groups()) {
-      copy_.backwards = !copy_.backwards;
-    } else {
-      copy_.group = next;
-    }
-  }
-  // Those that nobody has waited for are waited for.
-  __device__ void EndCopies() {
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int k = min(stages_, ahead_); k > 0; --k) {
-      WaitForPhase(&memory_.full[stage_], phase_);
-      if (++stage_ == stages_) stage_ = 0, phase_ ^= 1;
-    }
-    for (int stage = 0; stage < stages_; ++stage) EndBarrier(&memory_.full[stage]);
-  }
-
   // ---- The beginning ------------------------------------------------------------------------------------------------
 
-  __device__ float4* PointsOfColumns() const { return reinterpret_cast<float4*>(DynamicShared()) + threadIdx.x; }
   // Point i of a side, times `factor`.
   __device__ void LoadPoint(int side, int i, float factor, float (&point)[3]) const {
     const int dim = member_.job.dim;
@@ -250,9 +163,9 @@ class LoopSweeps {
   __device__ int Iterate(int most) {
     for (int done = 0;; ++done) {
       lost_ = __syncthreads_or(!TakeTerms());
-      if (lost_) return done - 1;
+      if (lost_) return max(done - 1, 0);
       if (done == most) return done;
-      SumAll();
+      SumRows();
       MoveOwned();
       for (int r = threadIdx.x; r < memory_.rows; r += kLoopThreads) {
         memory_.rows_before[r] = memory_.last_rows[r];
@@ -262,17 +175,9 @@ class LoopSweeps {
     }
   }
   // All rows; what columns sum up to is on its way to those that add it up.
-  __device__ void SumAll() {
+  __device__ void SumRows() {
     tag_ ^= 1;
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) sum_[q][k] = 0;
-    }
-    const int groups = Groups();
-#pragma unroll 1
-    for (int k = 0; k < groups; ++k) SumGroup(backwards_ ? groups - 1 - k : k, k % 2);
-    backwards_ = !backwards_;
+    Rows::SumAll();
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       if (!HasQuad(q)) continue;
@@ -313,138 +218,6 @@ class LoopSweeps {
       }
     }
     return numbers;
-  }
-
-  // Densities of a group's rows, their sums, and what they add to the columns. Every other time another turn.
-  __device__ void SumGroup(int g, int turn) {
-    const int count = CountOf(g);
-    if constexpr (kScales) {
-      uint2 packed[kRows][kQuads];
-      float sum[kRows], weight[kRows];
-      const Density* rows[kRows];
-      AwaitRows(count, rows);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        sum[r] = 0;
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          packed[r][q] = reinterpret_cast<const uint2*>(rows[r])[QuadThere(q)];
-          float t[4];
-          Unpack(packed[r][q], t);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) sum[r] = fmaf(t[k], term_[q][k], sum[r]);
-        }
-      }
-      WeighRows(g, turn, count, sum, weight);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          float t[4];
-          Unpack(packed[r][q], t);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) sum_[q][k] = fmaf(t[k], weight[r], sum_[q][k]);
-        }
-      }
-    } else {
-      float t[kRows][kQuads][4], sum[kRows], weight[kRows];
-      kReads ? ReadGroup(g, count, t, sum) : MakeGroup(g, count, t, sum);
-      WeighRows(g, turn, count, sum, weight);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) sum_[q][k] = fmaf(t[r][q][k], weight[r], sum_[q][k]);
-        }
-      }
-    }
-  }
-  __device__ static void Unpack(const uint2& packed, float (&t)[4]) {
-    float low[2], high[2];
-    DensityPair::Unpack(packed.x, low);
-    DensityPair::Unpack(packed.y, high);
-    t[0] = low[0], t[1] = low[1], t[2] = high[0], t[3] = high[1];
-  }
-  // Of a row that is not there: some other's, which counts for nothing.
-  __device__ static int RowThere(int r, int count) { return r < count ? r : 0; }
-  __device__ void AwaitRows(int count, const T* (&rows)[kRows]) {
-    WaitForPhase(&memory_.full[stage_], phase_);
-    const char* stage = DynamicShared() + stage_ * StageBytes();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      rows[r] = reinterpret_cast<const T*>(stage + RowThere(r, count) * memory_.row_bytes);
-    }
-  }
-  __device__ void ReadGroup(int g, int count, float (&t)[kRows][kQuads][4], float (&sum)[kRows]) {
-    if constexpr (kReads && !kScales) {
-      const T* rows[kRows];
-      AwaitRows(count, rows);
-      const float factor = memory_.factor;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float row_term = memory_.row_terms[g * kRows + RowThere(r, count)];
-        sum[r] = 0;
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          LoadQuad(rows[r], QuadThere(q), t[r][q]);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            t[r][q][k] = FastExp2(fmaf(t[r][q][k], factor, term_[q][k]) + row_term);
-            sum[r] += t[r][q][k];
-          }
-        }
-      }
-    }
-  }
-  __device__ void MakeGroup(int g, int count, float (&t)[kRows][kQuads][4], float (&sum)[kRows]) {
-    constexpr int kDims = kDimsOf<T>;
-    float x[kRows][3], row_term[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int there = g * kRows + RowThere(r, count);
-      row_term[r] = memory_.row_terms[there];
-#pragma unroll
-      for (int k = 0; k < kDims; ++k) x[r][k] = memory_.points[there][k];
-      sum[r] = 0;
-    }
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float4 y = PointsOfColumns()[(4 * q + k) * kLoopThreads];
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          float e = fmaf(x[r][1], y.y, fmaf(x[r][0], y.x, y.w + row_term[r]));
-          if constexpr (kDims > 2) e = fmaf(x[r][2], y.z, e);
-          t[r][q][k] = FastExp2(e);
-          sum[r] += t[r][q][k];
-        }
-      }
-    }
-  }
-  // From threads' parts of the rows' sums to what densities are weighted by; what cannot be weighted is no number, nor
-  // is any column's sum then.
-  __device__ void WeighRows(int g, int turn, int count, float (&sum)[kRows], float (&weight)[kRows]) {
-    auto& parts = memory_.parts_of_rows[turn];
-    const float of_warp = SumOfRow(sum);
-    if (Lane() % kLanes == 0) parts[Lane() / kLanes][Warp()] = of_warp;
-    __syncthreads();
-    if constexpr (kReads) {  // All have read the stage.
-      if (threadIdx.x == 0) Copy(stage_);
-      if (++stage_ == stages_) stage_ = 0, phase_ ^= 1;
-      --ahead_;
-    }
-    static_assert(kLoopWarps == 8 && kLanes >= kLoopWarps, "eight lanes for a row");
-    const int mine = Lane() / kLoopWarps % kRows, row = g * kRows + RowThere(mine, count);
-    float whole = parts[mine][Lane() % kLoopWarps];
-#pragma unroll
-    for (int lanes = kLoopWarps / 2; lanes > 0; lanes /= 2) whole += __shfl_xor_sync(0xffffffffu, whole, lanes);
-    const float mass = memory_.row_masses[row];
-    const float of_mine = mine >= count ? 0 : present_ ? mass : IsNear(whole) ? mass * FastReciprocal(whole) : NAN;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) weight[r] = __shfl_sync(0xffffffffu, of_mine, kLoopWarps * r);
-    if (Warp() == g % kLoopWarps && mine < count) memory_.row_sums[row] = whole;
   }
 
   // The owned columns' sums over all blocks, and their new terms.
@@ -637,19 +410,10 @@ class LoopSweeps {
   }
 
   const Member& member_;
-  LoopMemory& memory_;
   HeldMeeting meeting_;
   uint32_t tag_ = 0;
-  bool backwards_ = false;
-  bool lost_ = false, present_ = false;  // The last iteration; whether columns see rows where they are.
-  struct {
-    int group, left;
-    bool backwards;
-  } copy_;                                               // The next; of thread 0.
-  int stages_, stage_ = 0, phase_ = 0;                   // Of the ring; of the group that comes.
-  int ahead_ = 0;                                        // Groups that are still to come.
-  float own_term_ = 0;                                   // Of the column that the thread looks after.
-  float term_[kReads ? kQuads : 1][4], sum_[kQuads][4];  // Of the thread's columns; of densities: scales.
+  bool lost_ = false;   // The last iteration.
+  float own_term_ = 0;  // Of the column that the thread looks after.
 };
 
 #endif

@@ -43,13 +43,6 @@ __device__ inline void LoadQuad(const __half* row, int quad, float (&z)[4]) {
   const float2 high = __half22float2(reinterpret_cast<const __half2&>(four.y));
   z[0] = low.x, z[1] = low.y, z[2] = high.x, z[3] = high.y;
 }
-__device__ inline void LoadQuad(const Density* row, int quad, float (&z)[4]) {
-  const uint2 four = reinterpret_cast<const uint2*>(row)[quad];
-  float low[2], high[2];
-  DensityPair::Unpack(four.x, low);
-  DensityPair::Unpack(four.y, high);
-  z[0] = __log2f(low[0]), z[1] = __log2f(low[1]), z[2] = __log2f(high[0]), z[3] = __log2f(high[1]);
-}
 template <typename Combine>
 __device__ inline float CombineOverWarp(float value, int lanes, Combine combine) {
 #pragma unroll
