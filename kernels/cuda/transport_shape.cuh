@@ -213,9 +213,9 @@ __host__ __device__ inline bool KeepsDensities(const Job& job) {
 __host__ __device__ inline int LoopOwned(const Job& job) {
   return static_cast<int>(CeilDiv(StreamColumns(job, 0), 4 * kLoopBlocks)) * 4;
 }
-// Clouds whose exponents are kept: where they are held, or, of FAST, looped; or where reading them takes less time than making them anew
-// (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always), and so much memory, of an engine, is not
-// too much.
+// Clouds whose exponents are kept: where they are held, or, of FAST, looped; or where reading them takes less time
+// than making them anew (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always), and so much memory,
+// of an engine, is not too much.
 constexpr int64_t kKeptBytesMost = int64_t{512} << 20;
 constexpr int kKeptRowsLeast = 1024, kKeptIterationsLeast = 4, kKeptDimLeast = 64;
 constexpr int kKeptDimLeastOfFew = 17, kKeptFew = 1 << 23;  // Rows times columns.

@@ -1,5 +1,5 @@
-// What a block of a looped problem (transport_stream_loop.cu) has of it in shared memory, and its rows on their way there:
-// in groups, through a ring that turns round where an iteration ends, and goes on (Hopper).
+// What a block of a looped problem (transport_stream_loop.cu) has of it in shared memory, and its rows on their way
+// there: in groups, through a ring that turns round where an iteration ends, and goes on (Hopper).
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_LOOP_RING_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_STREAM_LOOP_RING_CUH_
 

@@ -12,8 +12,8 @@ namespace cuda {
 
 #if SINKHORN_HOPPER
 
-// A thread has kQuads times four columns, of kRows rows at a time. Densities are 2^(z + row term + column term), where z
-// is read (T: float) or made of Points; or they are read themselves (Density), and columns' terms are their scales.
+// A thread has kQuads times four columns, of kRows rows at a time. Densities are 2^(z + row term + column term), where
+// z is read (T: float) or made of Points; or they are read themselves (Density), and columns' terms are their scales.
 template <typename T, int kQuads, int kRows>
 class LoopRows {
  protected:
