@@ -32,6 +32,18 @@ inline void LaunchNext(void (*kernel)(Parameters...), int64_t blocks, int thread
 
 #if SINKHORN_HOPPER
 
+// ---- Registers ----------------------------------------------------------------------------------------------------
+// A warpgroup's, of each thread, by all of it: more, when others have given them; or fewer.
+
+template <int kRegisters>
+__device__ inline void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void GiveRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 // ---- Barriers in shared memory ------------------------------------------------------------------------------------
 
 __device__ inline void InitBarrier(uint64_t* barrier, unsigned arrivals) {
@@ -81,6 +93,22 @@ __device__ inline void WaitAt(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
+// ---- Matrices of 8 x 8 numbers of 16 bits --------------------------------------------------------------------------
+// Four: lane l names row l % 8 of matrix l / 8, and has elements (lane / 4, 2 (lane % 4) + 0..1) of each.
+
+__device__ inline void StoreMatrices(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+// Elements (2 (lane % 4) + 0..1, lane / 4).
+__device__ inline void LoadTransposed(uint32_t row, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
 // ---- Products of a warpgroup --------------------------------------------------------------------------------------
 
 // A number that a warp's threads share, in a register that its threads share: descriptors of matrices are wanted there.
@@ -107,6 +135,8 @@ __device__ inline void WaitForProducts() {
 #define SINKHORN_NAMES_16 SINKHORN_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define SINKHORN_NAMES_32 \
   SINKHORN_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SINKHORN_NAMES_40 SINKHORN_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define SINKHORN_NAMES_48 SINKHORN_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define SINKHORN_NAMES_64                                                                                       \
   SINKHORN_NAMES_32                                                                                             \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
@@ -134,6 +164,22 @@ __device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SINKHORN_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
       : SINKHORN_SUMS_32(c, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// And of 80 and 96.
+__device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c)[10][4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {" SINKHORN_NAMES_40 "}, %40, %41, p, 1, 1, 0, 0;\n}"
+      : SINKHORN_SUMS_32(c, 0), SINKHORN_SUMS_8(c, 8)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c)[12][4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" SINKHORN_NAMES_48 "}, %48, %49, p, 1, 1, 0, 0;\n}"
+      : SINKHORN_SUMS_32(c, 0), SINKHORN_SUMS_16(c, 8)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 

@@ -54,7 +54,7 @@ Layout LayoutOf(const Job& job) {
   const int64_t most = std::max(size[0], size[1]), blocks = CeilDiv(most, kTile);
   // Sweeps; iterations of a whole device's blocks together.
   const bool sweeps = job.streamed || job.framed;
-  const bool together = sweeps ? HeldBlocks(job) > 0 || MayLoop(job) : LoopsPoints(job);
+  const bool together = sweeps ? HeldBlocks(job) > 0 || MayLoop(job) : LoopsPoints(job) || LoopsClouds(job);
   int64_t densities = 0;
   at.state = part.Take(job.engines * sizeof(EngineState));
   at.arrival_stride = blocks + 1;
@@ -102,7 +102,7 @@ Layout LayoutOf(const Job& job) {
       }
     }
     at.partial[e] = part.Take(partial * sizeof(double));
-    if (sweeps || together) {
+    if (sweeps || LoopsPoints(job)) {
       const int64_t row = StreamColumns(job, e) * static_cast<int64_t>(sizeof(float));
       at.stream_sums[e] = part.Take(std::max(StreamSlabs(job, e), together ? kProcessors : 0) * row);
       at.stream_terms[e] = part.Take(row);
@@ -118,7 +118,11 @@ Layout LayoutOf(const Job& job) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
   }
-  if (sweeps) at.stream_reference = part.Take(sizeof(double));
+  if (LoopsClouds(job)) {
+    at.loop_totals = part.Take(3 * PaddedPoints(size[0]) * sizeof(uint64_t));
+    at.loop_frames = part.Take(3 * PaddedPoints(size[0]) * sizeof(float));
+  }
+  if (sweeps || LoopsClouds(job)) at.stream_reference = part.Take(sizeof(double));
   // Whatever clusters can be had: a layout is asked for before that is known.
   Job widest = job;
   widest.wide_clusters = true;
@@ -184,7 +188,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
              !ReadsPoints(job);
   job.streamed = StreamsCosts(job) || KeepsExponents(job);
   job.held = kernels.held && job.streamed && HeldBlocks(job) > 0;
-  job.looped = kernels.held && MayLoop(job) && (job.streamed || LoopsPoints(job));
+  job.looped = kernels.held && ((MayLoop(job) && (job.streamed || LoopsPoints(job))) || LoopsClouds(job));
   job.framed = FramesExponents(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
@@ -212,6 +216,7 @@ double IterationSeconds(const Job& job) {
   }
   double pairs = 0;
   for (int e = 0; e < job.engines; ++e) pairs += 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
+  if (job.looped && LoopsClouds(job)) return job.count * (pairs * 5e-13 + 2e-5);
   if (job.looped) return job.count * (pairs * (job.streamed && !KeepsHalves(job) ? 8.7e-13 : 4.5e-13) + 5e-6);
   if (job.streamed) return job.count * pairs * (KeepsHalves(job) ? 6e-13 : 1.2e-12) + 1e-5;
   if (!job.halves) {

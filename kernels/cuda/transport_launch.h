@@ -168,6 +168,19 @@ struct LoopLaunch {
 LoopLaunch LoopLaunchOf(const Job& job);
 void LaunchLoop(const LaunchTable& table, int64_t problems, const LoopLaunch& of, int most, cudaStream_t stream);
 
+// ---- transport_cloud_loop.cu: the same, of clouds whose densities are made anew in each --------------------------
+// Of jobs that are looped and LoopsClouds; else as LaunchLoop.
+struct CloudLoopLaunch {
+  int across, columns;  // Teams side by side, and columns of each.
+  int products;         // Of points, sixteen coordinates each: 1, 2 or 4.
+  bool operator<(const CloudLoopLaunch& other) const {
+    return std::tie(across, columns, products) < std::tie(other.across, other.columns, other.products);
+  }
+};
+CloudLoopLaunch CloudLoopLaunchOf(const Job& job);
+void LaunchCloudLoop(const LaunchTable& table, int64_t problems, const CloudLoopLaunch& of, int most,
+                     cudaStream_t stream);
+
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
 int64_t ApplyBlocks(const Job& job, Mode mode, int side);
 void LaunchApply(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, cudaStream_t stream);

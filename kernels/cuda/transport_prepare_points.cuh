@@ -260,7 +260,7 @@ class Centring {
 // `f`: the point's initial potential.
 __device__ inline void PrepareSweeps(const Member& member, int side, int i, double f) {
   const Job& job = member.job;
-  if (side == 1 && i == 0) *member.At<double>(job.at.stream_reference) = job.dense ? f : 0;
+  if (side == 1 && i == 0) *member.At<double>(job.at.stream_reference) = job.dense || LoopsClouds(job) ? f : 0;
   for (int e = 0; e < job.engines; ++e) {
     for (int s = 0; s < 2; ++s) {
       if (MeasureOf(e, s) != side) continue;
@@ -309,7 +309,7 @@ __device__ void PreparePoints(const Member& member, int side, int block, int poi
     if (job.engines > 1) {
       for (int s = 0; s < 2; ++s) member.phi(1 + side, 0, s)[i] = -member.Shift(1 + side, s, i);
     }
-    if (job.streamed || job.framed) PrepareSweeps(member, side, i, f);
+    if (job.streamed || job.framed || LoopsClouds(job)) PrepareSweeps(member, side, i, f);
   }
   high = BlockMax(high, scratch);
 #pragma unroll

@@ -84,7 +84,9 @@ class TransportResident final : public Resident {
   // Whether the next iterations are made on the chip of a whole device. `done`: see MayKeepExponents.
   bool MayHold(int64_t done) const { return job_.held && Streams() && launched_ + done >= 1; }
   // Whether they are made in one launch of many; Loop: so many are enqueued.
-  bool MayLoop(int64_t done) const { return job_.looped && (Streams() || LoopsPoints(job_)) && launched_ + done >= 1; }
+  bool MayLoop(int64_t done) const {
+    return job_.looped && (Streams() || LoopsPoints(job_) || LoopsClouds(job_)) && launched_ + done >= 1;
+  }
   void Loop() { looping_ = swept_ = true; }
   // Whether the launch that makes its last iterations, in this slice, measures it as well.
   bool IsMeasured() const { return looping_; }

@@ -236,6 +236,20 @@ __host__ __device__ inline bool KeepsExponents(const Job& job) {
          job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
          (rows > kOnChipSide || columns > kOnChipSide) && MostKeptBytes(job) <= kKeptBytesMost;
 }
+// Looped clouds of FAST whose densities are made of products in every iteration, once for both sides: blocks have some
+// columns, and all rows pass by (transport_cloud_loop.cu). Where exponents are not kept, and half steps take longer.
+constexpr int kCloudLoopLeast = 14000;                                  // Columns.
+constexpr int kCloudLoopTeams = 4;                                      // Of a block, each a warpgroup.
+constexpr int kCloudLoopColumnsLeast = 64, kCloudLoopColumnsMost = 96;  // Of a team.
+// Columns of a block: in eights, as swizzled halves lie.
+__host__ __device__ inline int CloudLoopColumns(const Job& job) {
+  return static_cast<int>(CeilDiv(job.size[1], 8 * kLoopBlocks)) * 8;
+}
+__host__ __device__ inline bool LoopsClouds(const Job& job) {
+  return IsPlain(job) && job.hopper && SourceOf(job) == Source::kProducts && PlanesOf(job) == 1 && job.dim <= kDepth &&
+         job.size[0] >= kLoopRowsLeast && job.size[1] >= kCloudLoopLeast && !KeepsExponents(job) &&
+         CloudLoopColumns(job) <= kCloudLoopTeams * kCloudLoopColumnsMost;
+}
 // Framed jobs: members in kMixed are swept too, from float32 exponents in the frame of their potentials, which is
 // renewed as those move. Only the data tell whether a job has such members: jobs that keep no exponents otherwise are
 // given room for them where it is little, or where the tolerance makes it likely.

@@ -105,11 +105,17 @@ class Slice : private SliceLaunches {
   }
   // Those that are looped, up to `most` iterations.
   Set Loop(Set* set, int64_t done, int most) {
-    const Set looping = TakeTogether(
-        set, [done](const TransportResident& r) { return r.MayLoop(done); }, LoopLaunchOf,
+    Set looping = TakeTogether(
+        set, [done](const TransportResident& r) { return r.MayLoop(done) && !LoopsClouds(r.job()); }, LoopLaunchOf,
         [this, most](const LaunchTable& t, int64_t problems, const LoopLaunch& of) {
           LaunchLoop(t, problems, of, most, stream());
         });
+    const Set clouds = TakeTogether(
+        set, [done](const TransportResident& r) { return r.MayLoop(done); }, CloudLoopLaunchOf,
+        [this, most](const LaunchTable& t, int64_t problems, const CloudLoopLaunch& of) {
+          LaunchCloudLoop(t, problems, of, most, stream());
+        });
+    looping.insert(looping.end(), clouds.begin(), clouds.end());
     for (int k : looping) residents()[k]->Loop();
     return looping;
   }

@@ -70,6 +70,8 @@ struct Layout {
   int64_t stream_sums[3];    // [engine]: float[StreamSlabs or kProcessors, StreamColumns]; streamed jobs
   int64_t stream_terms[3];   // [engine]: float[StreamColumns]
   int64_t stream_scales;     // float[StreamColumns] of engine 0; jobs that may be held or looped
+  int64_t loop_totals;       // uint64_t[3, padded n]: of rows: sums, and how many blocks' they are; LoopsClouds
+  int64_t loop_frames;       // float[3, padded n]: terms of rows
   int64_t stream_reference;  // double: what columns' potentials are seen from
   int64_t exponents[3];      // [engine]: float, of FAST half or Density [rows, StreamColumns]; jobs that HasFrames
   int64_t frame[3][2];       // [engine][side]: double[size]: the phi that they were made at
@@ -98,7 +100,7 @@ struct alignas(16) Job {
   bool wide_clusters;         // Clusters of kOnChipRanksMost blocks can be had.
   bool streamed;              // transport_stream.cu, in float32; clouds when their exponents are kept.
   bool held;                  // Its first iterations then are made on the chip: transport_stream_held.cu.
-  bool looped;                // All but the first then are made in launches of many: transport_stream_loop.cu.
+  bool looped;                // All but the first then are made in launches of many: transport_{stream,cloud}_loop.cu.
   bool framed;                // The same in kMixed, from exponents in frames that are renewed.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.

@@ -118,13 +118,14 @@ def clouds(lines):
             for r in lines if r["name"] == "relaxed"]
     table("The same with relaxed marginals (rho 1). STRICT, ms", ["n = m, d", "ours", "against forward", "error / eps"],
           rows)
-    for name, title in (("middle", "holds on its chip"), ("looped", "sweeps in one launch")):
+    for name, title, iterations in (("middle", "holds on its chip", 50), ("looped", "sweeps in one launch", 50),
+                                    ("multiplied", "multiplies anew in each iteration, in one launch", 10)):
         rows = []
         for r in lines:
             if r["name"].startswith(name):
                 size = f"{r['count']} x {r['n']} x {r['m']}" + (", costs" if r["dense"] else f", {r['dim']}")
                 rows.append([size, r["precision"], show(r["median_ms"]), show(r["error_eps"]), show(r["error_b"])])
-        table(f"Sizes that a whole GPU {title}, 50 iterations, ms",
+        table(f"Sizes that a whole GPU {title}, {iterations} iterations, ms",
               ["problems x n x m, d", "precision", "ms", "error / eps", "columns' marginal error"], rows)
 
 

@@ -74,6 +74,16 @@ void AddLooped(const Add& add) {
   }
 }
 
+// And whose densities are made anew in each of them.
+void AddMultiplied(const Add& add) {
+  for (int64_t n : {14000, 16000, 25000, 33000, 50000}) {
+    for (int64_t dim : {48, 3}) {
+      add("multiplied",
+          [&](Row* r) { r->n = r->m = n, r->dim = dim, r->precision = Precision::kFast, r->repeats = 3; });
+    }
+  }
+}
+
 // Other marginals, and epsilons that want float64.
 void AddRelaxedAndSmall(const Add& add) {
   for (int64_t n : {1000, 4096, 10000}) {
@@ -284,6 +294,9 @@ void AddTiny(const Add& add) {
     }
   }
   tiny([](Row* r) { r->dense = true, r->n = 1040, r->m = 4300; });
+  for (int64_t m : {14100, 17000, 22000, 26000, 34000, 50000}) {
+    tiny([&](Row* r) { r->n = 1040, r->m = m, r->dim = m / 1000, r->precision = Precision::kFast; });
+  }
   // Exponents that are kept.
   for (const auto& [m, dim] : {std::make_pair(1100, 20), std::make_pair(1100, 300), std::make_pair(8200, 100)}) {
     for (Precision precision : {Precision::kStrict, Precision::kFast}) {
@@ -317,8 +330,10 @@ std::vector<Row> RowsOf(const std::string& argument) {
     const bool fits = (n == 0 || row.n == n) && (dim == 0 || row.dim == dim);
     if ((chosen.empty() || chosen == row.name) && fits) rows.push_back(row);
   };
-  for (const auto part : {AddDense, AddClouds, AddMiddle, AddLooped, AddRelaxedAndSmall, AddBatches, AddConvergence})
+  for (const auto part :
+       {AddDense, AddClouds, AddMiddle, AddLooped, AddMultiplied, AddRelaxedAndSmall, AddBatches, AddConvergence}) {
     part(add);
+  }
   for (const auto& [name, part] : {std::make_pair("costs", AddCosts), {"checks", AddChecks}, {"tiny", AddTiny}}) {
     if (chosen == name) part(add);
   }

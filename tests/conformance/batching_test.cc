@@ -127,7 +127,8 @@ class BatchingTest : public ConformanceTest {
     }
   }
 
-  void ExpectRightTogetherAndAlone(const std::vector<LargeShape>& shapes) {
+  // `any_slices`: and however long slices are.
+  void ExpectRightTogetherAndAlone(const std::vector<LargeShape>& shapes, bool any_slices = false) {
     std::vector<Case> cases;
     for (const LargeShape& of : shapes) {
       const int k = static_cast<int>(cases.size());
@@ -147,6 +148,7 @@ class BatchingTest : public ConformanceTest {
     const std::vector<const Case*> order = PointersTo(cases);
     const std::vector<Answer> together = SolveTogether(backend(), order);
     ExpectSameBits(order, together, AllAlone(backend(), order));
+    if (any_slices) ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), together);
     for (size_t k = 0; k < cases.size(); ++k) {
       const bool fast = cases[k].solver().precision == Precision::kFast;
       Case exact = cases[k];
@@ -266,6 +268,17 @@ TEST_P(BatchingTest, SizesThatAGpuSweeps) {
                                {4700, 1201, 17, 0.004, 24, kFast},
                                {1100, 4300, 3, 0.001, 30, kStrict},
                                {1100, 4300, 30, 0.004, 30, kFast}});
+}
+
+// More columns than that, of FAST: it makes densities anew in each iteration, once for rows and columns.
+TEST_P(BatchingTest, SizesThatAGpuMultiplies) {
+  constexpr Precision kFast = Precision::kFast;
+  ExpectRightTogetherAndAlone({{1100, 14100, 50, 0.2, 5, kFast},
+                               {1030, 17000, 20, 0.2, 5, kFast},
+                               {1024, 26000, 3, 0.05, 5, kFast},
+                               {1030, 43000, 40, 0.2, 4, kFast},
+                               {1100, 14300, 30, 0.004, 8, kFast}},
+                              GetParam() == "cuda");
 }
 
 // Lanes at work at the same time, with the same kernels on problems of other shapes: what one launches is nothing to

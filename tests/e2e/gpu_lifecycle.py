@@ -46,6 +46,8 @@ EVERYTHING = (
     "point_cloud:1300x1200x3:20",
     "point_cloud:4000x3500x64:10:fast",
     "point_cloud:5000x4500x32:10:fast",
+    "point_cloud:1100x15000x32:10:fast",
+    "point_cloud:1300x34000x16:5:fast",
     "point_cloud:4600x5000x64:10",
     "point_cloud:5000x5000x3:20",
     "point_cloud:500x300x3:300:epsilon=0.001:tolerance=1e-4",
