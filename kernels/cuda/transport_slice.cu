@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -65,12 +64,14 @@ class Slice : private SliceLaunches {
     }
     RunOnChip(set, most);
     Set passing = Among(set, [](const TransportResident& r) { return !r.OnChip(); });
+    int64_t iterations = 0;
+    for (int k : passing) iterations = std::max<int64_t>(iterations, residents()[k]->job().solver.max_iterations);
     Passes passes;
     bool changed = true;  // The set, or what its problems are solved from.
     for (int64_t done = 0; !passing.empty(); ++done) {
       changed |= KeepExponents(passing, done);
       changed |= Hold(&passing, done);
-      changed |= !Loop(&passing, done, std::numeric_limits<int>::max()).empty();
+      changed |= !Loop(&passing, done, iterations, true).empty();
       if (changed) passes = PassesOf(passing);
       RunPass(&passes, Pass::kIterate, done);
       const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done + 1; });
@@ -103,17 +104,32 @@ class Slice : private SliceLaunches {
     for (int k : holding) residents()[k]->Sweep();
     return !holding.empty();
   }
-  // Those that are looped, up to `most` iterations.
-  Set Loop(Set* set, int64_t done, int most) {
+  // Iterations of a looped job's launch: by the job alone, so that it is all the same who shares its slices. Terms are
+  // floats from one to the next, potentials between launches are not.
+  static int LoopChunk(const Job& job) {
+    constexpr double kSeconds = 4e-3;
+    return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / IterationSeconds(job))));
+  }
+  static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
+    return all ? CeilDiv(most, chunk) : std::max<int64_t>(1, most / chunk);
+  }
+  // Those that are looped, about `most` iterations of them; `all`: not less.
+  Set Loop(Set* set, int64_t done, int64_t most, bool all) {
+    const auto may = [done](const TransportResident& r) { return r.MayLoop(done) && !LoopsClouds(r.job()); };
     Set looping = TakeTogether(
-        set, [done](const TransportResident& r) { return r.MayLoop(done) && !LoopsClouds(r.job()); }, LoopLaunchOf,
-        [this, most](const LaunchTable& t, int64_t problems, const LoopLaunch& of) {
-          LaunchLoop(t, problems, of, most, stream());
+        set, may, [](const Job& job) { return std::make_pair(LoopLaunchOf(job), LoopChunk(job)); },
+        [=](const LaunchTable& t, int64_t problems, const std::pair<LoopLaunch, int>& of) {
+          for (int64_t k = LoopLaunches(most, of.second, all); k > 0; --k) {
+            LaunchLoop(t, problems, of.first, of.second, stream());
+          }
         });
     const Set clouds = TakeTogether(
-        set, [done](const TransportResident& r) { return r.MayLoop(done); }, CloudLoopLaunchOf,
-        [this, most](const LaunchTable& t, int64_t problems, const CloudLoopLaunch& of) {
-          LaunchCloudLoop(t, problems, of, most, stream());
+        set, [done](const TransportResident& r) { return r.MayLoop(done); },
+        [](const Job& job) { return std::make_pair(CloudLoopLaunchOf(job), LoopChunk(job)); },
+        [=](const LaunchTable& t, int64_t problems, const std::pair<CloudLoopLaunch, int>& of) {
+          for (int64_t k = LoopLaunches(most, of.second, all); k > 0; --k) {
+            LaunchCloudLoop(t, problems, of.first, of.second, stream());
+          }
         });
     looping.insert(looping.end(), clouds.begin(), clouds.end());
     for (int k : looping) residents()[k]->Loop();
@@ -346,8 +362,9 @@ class Slice : private SliceLaunches {
     bool changed = true;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       changed |= KeepExponents(set, 0);
-      for (int k : Loop(&set, 0, static_cast<int>(iterations - done))) {
-        residents()[k]->CountPasses(iterations - done);
+      for (int k : Loop(&set, 0, iterations - done, false)) {
+        const int chunk = LoopChunk(residents()[k]->job());
+        residents()[k]->CountPasses(LoopLaunches(iterations - done, chunk, false) * chunk);
         if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
         changed = true;
       }

@@ -252,7 +252,8 @@ TEST_P(BatchingTest, SizesThatFillAGpu) {
                                {1100, 1201, 17, 0.004, 25, kFast},
                                {1700, 1281, 0, 0.004, 25, kStrict},
                                {3300, 2900, 3, 0.05, 12, kStrict},
-                               {1200, 1300, 2, 0.05, 12, kFast}});
+                               {1200, 1300, 2, 0.05, 12, kFast}},
+                              GetParam() == "cuda");
 }
 
 // It has not, and sweeps them in launches of many iterations; some move too far for that, so that others have to go on.
@@ -267,7 +268,8 @@ TEST_P(BatchingTest, SizesThatAGpuSweeps) {
                                {1200, 5000, 3, 0.004, 40, kStrict},
                                {4700, 1201, 17, 0.004, 24, kFast},
                                {1100, 4300, 3, 0.001, 30, kStrict},
-                               {1100, 4300, 30, 0.004, 30, kFast}});
+                               {1100, 4300, 30, 0.004, 30, kFast}},
+                              GetParam() == "cuda");
 }
 
 // More columns than that, of FAST: it makes densities anew in each iteration, once for rows and columns.
