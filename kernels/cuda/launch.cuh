@@ -100,7 +100,14 @@ inline cudaLaunchAttribute Overlapping() {
   attribute.val.programmaticStreamSerializationAllowed = 1;
   return attribute;
 }
-// Such a kernel. No blocks: no launch.
+// Lets all blocks of a kernel begin at once, or none.
+inline cudaLaunchAttribute Together() {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  return attribute;
+}
+// A kernel that may begin early. No blocks: no launch.
 template <typename... Parameters, typename... Arguments>
 inline void LaunchOverlapping(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t smem_bytes,
                               cudaStream_t stream, const Arguments&... arguments) {

@@ -6,8 +6,6 @@
 // are its new potential; as soon as those are there, the round's densities, weighted by them, are added to the columns.
 // Both kinds of sums are made on tensor cores. Rows' sums meet in memory, as whole numbers, which in any order give the
 // same. Columns have their sums where they are: an iteration ends without any meeting of blocks.
-#include <utility>
-
 #include "kernels/cuda/transport_cloud_loop_team.cuh"
 #include "kernels/cuda/transport_launch.h"
 
@@ -22,6 +20,7 @@ template <typename Shape, int kProducts>
 class CloudLoop {
   using Memory = CloudLoopMemory<Shape>;
   static constexpr int kRows = Shape::kRows, kStages = Shape::kStages;
+  static constexpr int kRowBytes = CloudRowBytes(16 * kProducts), kStageBytes = kRows * kRowBytes;
 
  public:
   __device__ CloudLoop(const Member& member, Memory* memory)
@@ -88,11 +87,9 @@ class CloudLoop {
     m.rank = blockIdx.x;
     m.rows = job.size[0];
     m.rounds = static_cast<int>(CeilDiv(m.rows, kRows));
-    m.row_bytes = CloudRowBytes(job.dim);
-    m.stage_bytes = kRows * m.row_bytes;
     m.columns_at = (SharedAddress(DynamicShared()) + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
-    m.stages_at = m.columns_at + Shape::kAll * m.row_bytes;
-    m.held_at = m.stages_at + kStages * m.stage_bytes;
+    m.stages_at = m.columns_at + Shape::kAll * kRowBytes;
+    m.held_at = m.stages_at + kStages * kStageBytes;
     const int each = CloudLoopColumns(job);
     m.lift = static_cast<float>(kDensityLift - log2(static_cast<double>(job.size[1])));
     m.row_unit = static_cast<float>(m.rows);
@@ -124,10 +121,10 @@ class CloudLoop {
     }
     // Columns: what fills a tile too.
     const int64_t padded = PaddedPoints(job.size[1]);
-    const auto* from = reinterpret_cast<const uint4*>(m_.y + int64_t{m_.first_column} * m_.row_bytes);
+    const auto* from = reinterpret_cast<const uint4*>(m_.y + int64_t{m_.first_column} * kRowBytes);
     auto* to = reinterpret_cast<uint4*>(AtShared(m_.columns_at));
-    const int quads = Shape::kAll * m_.row_bytes / 16;
-    const int there = static_cast<int>(min(int64_t{Shape::kAll}, padded - m_.first_column)) * m_.row_bytes / 16;
+    const int quads = Shape::kAll * kRowBytes / 16;
+    const int there = static_cast<int>(min(int64_t{Shape::kAll}, padded - m_.first_column)) * kRowBytes / 16;
     for (int k = threadIdx.x; k < quads; k += kCloudLoopThreads) to[k] = k < there ? from[k] : make_uint4(0, 0, 0, 0);
     FenceCopies();
     float mass = 0;
@@ -169,11 +166,10 @@ class CloudLoop {
     load();
     for (; t < rounds; ++t) {
       const int stage = t % kStages;
-      if (t >= kStages && !WaitUnlessStopped(m_, &m_.empty[stage], (t / kStages - 1) & 1)) break;
+      if (t >= kStages && !WaitUnless(m_.stop, &m_.empty[stage], (t / kStages - 1) & 1)) break;
       if (Lane() == 0) {
-        ArriveExpecting(&m_.full[stage], m_.stage_bytes);
-        CopyBulk(m_.stages_at + stage * m_.stage_bytes, m_.x + int64_t{r} * m_.stage_bytes, m_.stage_bytes,
-                 &m_.full[stage]);
+        ArriveExpecting(&m_.full[stage], kStageBytes);
+        CopyBulk(m_.stages_at + stage * kStageBytes, m_.x + int64_t{r} * kStageBytes, kStageBytes, &m_.full[stage]);
       }
       const uint32_t tag = m_.TagOf(pass);
       for (;;) {
@@ -203,7 +199,7 @@ class CloudLoop {
       __threadfence();  // The pass before last left its totals empty.
       unsigned long long* totals = m_.TotalsOf(pass) + Lane();
       for (int r = 0; r < m_.rounds; ++r, ++t, totals += kRows) {
-        if (!WaitUnlessStopped(m_, &m_.summed[t % kRoundsKnown], t / kRoundsKnown & 1)) return;
+        if (!WaitUnless(m_.stop, &m_.summed[t % kRoundsKnown], t / kRoundsKnown & 1)) return;
         unsigned long long counted[kRows / 32];
 #pragma unroll
         for (int k = 0; k < kRows / 32; ++k) {
@@ -265,14 +261,11 @@ class CloudLoop {
         __syncwarp();
         if (Lane() == 0) Arrive(&m_.weighed[t % kRoundsKnown]);
         if (r % kLoopBlocks == m_.rank && !present) {
-#pragma unroll 1
+#pragma unroll
           for (int k = 0; k < kEach; ++k) {
             const int i = first + 32 * k;
-            float of_row = sum[0];
-#pragma unroll
-            for (int other = 1; other < kEach; ++other) of_row = k == other ? sum[other] : of_row;
             const float term =
-                i < m_.rows ? TermOf(LoadTerm(m_.FramesOf(pass) + i)) - __log2f(of_row) : static_cast<float>(kVoid);
+                i < m_.rows ? TermOf(LoadTerm(m_.FramesOf(pass) + i)) - __log2f(sum[k]) : static_cast<float>(kVoid);
             StoreTagged(m_.FramesOf(pass + 1) + i, term, m_.TagOf(pass + 1));
             m_.TotalsOf(pass + 2)[i] = 0;
           }
@@ -314,45 +307,30 @@ class CloudLoop {
     const double reference = __ldcg(member_.phi(0, to, 1));
     BlockStats stats = NoStats();
     for (int i = FirstRow() + threadIdx.x; i < LastRow(); i += kCloudLoopThreads) {
-      const double phi = PhiOfRow(m_.left, i);
-      BlockStats one = NoStats();
-      MeasureAt(0, i, phi, reference, SumOf(LoadTotal(m_.TotalsOf(m_.left) + i)), &one);
-      stats = Combine(stats, one);
+      const float sum = SumOf(LoadTotal(m_.TotalsOf(m_.left) + i));
+      stats = Combine(stats, MeasureAt(0, i, PhiOfRow(m_.left, i), reference, sum));
     }
     StoreStats(stats, true, member_.stats(0, 0) + m_.rank);
     stats = NoStats();
     if (OwnsColumn()) {
       const int j = m_.first_column + threadIdx.x;
-      MeasureAt(1, j, PhiOfColumn(m_.terms[threadIdx.x]), -reference, m_.SumsOfColumns()[threadIdx.x], &stats);
+      stats = MeasureAt(1, j, PhiOfColumn(m_.terms[threadIdx.x]), -reference, m_.SumsOfColumns()[threadIdx.x]);
     }
     StoreStats(stats, true, member_.stats(0, 1) + m_.rank);
   }
   // Point i of a side, whose potential phi is, and whose part of the marginal is `ratio` times its mass.
-  __device__ void MeasureAt(int side, int i, double phi, double reference, float ratio, BlockStats* stats) const {
-    const MeasuredPoint point = {phi, member_.Shift(0, side, i), member_.mass(side)[i], member_.log_mass(side)[i],
-                                 reference};
-    const double lse = log2(static_cast<double>(ratio)) - phi * m_.frame.scale;
-    member_.ratio(0, side)[i] = MeasurePoint(point, INFINITY, lse, m_.frame.scale, stats);
+  __device__ BlockStats MeasureAt(int side, int i, double phi, double reference, float ratio) const {
+    const double scale = m_.frame.scale, lse = log2(static_cast<double>(ratio)) - phi * scale;
+    return MeasurePlain(member_, side, i, phi, reference, lse, scale);
   }
   // The state after `done` iterations more, with the present potentials those of parity `to`.
   __device__ void End(int done, int to, bool measured) {
-    EngineState* state = member_.state(0);
     const bool is_last = LastToArrive(meeting_.Other(), kLoopBlocks);
     if (is_last && threadIdx.x == 0) {
       meeting_.Other()[1] = 0;
-      if (done > 0) {
-        state->iterations += done;
-        state->parity = to;
-        state->fresh = 0;
-        StopAtLimit(member_.job, state);
-      }
+      if (done > 0) MovePlain(member_.job, member_.state(0), done, to);
     }
-    if (is_last && measured) {
-      __syncthreads();
-      const RowBlock all = {member_.index, 0, 0, 0, 1};
-      for (int side = 0; side < 2; ++side) cuda::EndPass(member_, all, side, Pass::kMeasure, kLoopBlocks);
-      if (threadIdx.x == 0) state->measured = kLoopBlocks;
-    }
+    if (is_last && measured) EndPlainMeasure(member_, kLoopBlocks);
     if (threadIdx.x != 0) return;
     meeting_.Leave();
     for (int k = 0; k < kStages; ++k) EndBarrier(&m_.full[k]), EndBarrier(&m_.empty[k]);
@@ -385,15 +363,13 @@ __global__ void __launch_bounds__(kCloudLoopThreads, 1) CloudLoopKernel(LaunchTa
 template <int kProducts, typename... Shapes>
 void LaunchShapes(const LaunchTable& table, int64_t problems, const CloudLoopLaunch& of, int most,
                   cudaStream_t stream) {
-  cudaLaunchAttribute together;  // None begins until all can.
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
     if (of.across != Shape::kAcross || of.columns != Shape::kColumns) return;
     const auto kernel = CloudLoopKernel<Shape, kProducts>;
-    AttributedLaunch attributed(kernel, kLoopBlocks, kCloudLoopThreads, Shape::Bytes(RowBytesOf(kProducts)), stream);
-    attributed.Add(together);
+    AttributedLaunch attributed(kernel, kLoopBlocks, kCloudLoopThreads, Shape::Bytes(CloudRowBytes(16 * kProducts)),
+                                stream);
+    attributed.Add(Together());
     attributed.Enqueue(kernel, table, problems, most);
   };
   (launch(Shapes()), ...);

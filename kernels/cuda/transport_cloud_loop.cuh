@@ -54,7 +54,7 @@ struct CloudLoopMemory {
   unsigned long long* totals;  // [3, padded]
   float* frames;               // [3, padded]
   int64_t padded;              // Rows.
-  int rank, rows, rounds, row_bytes, stage_bytes;
+  int rank, rows, rounds;
   uint32_t columns_at, stages_at, held_at;  // Points of columns and of rounds, densities.
   int first_column, columns;
   int parity, left, passes;  // Of potentials; iterations to be made; these, and perhaps one that measures.
@@ -78,6 +78,7 @@ struct CloudLoopMemory {
   __device__ float* PartsOfColumns() const { return reinterpret_cast<float*>(AtShared(held_at)); }
   __device__ float* SumsOfColumns() const { return PartsOfColumns() + kTeamsThreads / 32 * Shape::kColumns; }
 };
+
 // Densities, relative to the product of the masses and 1 / m, are this many powers of two larger as halves: they have
 // all digits where they are more than 2^-22 of a row, and of columns as well, and may be 2^8 times what they end as.
 constexpr int kDensityLift = 8;
@@ -123,20 +124,10 @@ struct ThreeHalves {
   }
 };
 
-// Whether the phase of this parity has ended.
-__device__ inline bool HasPhaseEnded(uint64_t* barrier, unsigned parity) {
-  unsigned done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-               : "=r"(done)
-               : "r"(SharedAddress(barrier)), "r"(parity)
-               : "memory");
-  return done != 0;
-}
-// Until it has, or the block stops: false.
-template <typename Memory>
-__device__ inline bool WaitUnlessStopped(const Memory& memory, uint64_t* barrier, unsigned parity) {
+// Until the phase of this parity has ended, or the block is to stop: then whether it has.
+__device__ inline bool WaitUnless(const volatile int& stop, uint64_t* barrier, unsigned parity) {
   while (!HasPhaseEnded(barrier, parity)) {
-    if (memory.stop) return HasPhaseEnded(barrier, parity);
+    if (stop) return HasPhaseEnded(barrier, parity);
   }
   return true;
 }

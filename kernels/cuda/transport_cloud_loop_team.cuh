@@ -12,14 +12,11 @@
 namespace sinkhorn {
 namespace cuda {
 
-// Points of coordinates that take so many products.
-constexpr int RowBytesOf(int products) { return products < 3 ? 32 * products : 128; }
-
 #if SINKHORN_HOPPER
 
 template <typename Shape, int kProducts>
 class CloudTeam {
-  static constexpr int kColumns = Shape::kColumns, kRowBytes = RowBytesOf(kProducts);
+  static constexpr int kColumns = Shape::kColumns, kRowBytes = CloudRowBytes(16 * kProducts);
   static constexpr int kSteps = kColumns / 16;  // Of tensor cores, over the team's columns.
   static constexpr int kSums = (kSteps + 1) / 2;
   static constexpr int kTeamsBarrier = 1;
@@ -36,8 +33,8 @@ class CloudTeam {
     held_ = m_.held_at + threadIdx.x / 32 * Shape::kWarpBytes + lane_ * 16;
     turned_ = held_ + ((lane_ / 8 & 1) - (lane_ / 16)) * 128;  // The second and the third matrix in each other's place.
     terms_ = reinterpret_cast<const float2*>(m_.terms + across * kColumns) + lane_ % 4;
-    a_ = static_cast<uint32_t>(MatrixAt(OfWarp(m_.stages_at + down * kTeamRows * m_.row_bytes), m_.row_bytes));
-    b_ = MatrixAt(OfWarp(m_.columns_at + across * kColumns * m_.row_bytes), m_.row_bytes);
+    a_ = static_cast<uint32_t>(MatrixAt(OfWarp(m_.stages_at + down * kTeamRows * kRowBytes), kRowBytes));
+    b_ = MatrixAt(OfWarp(m_.columns_at + across * kColumns * kRowBytes), kRowBytes);
     unsigned t = 0, slot = 0;  // Rounds so far; where the next one's densities lie, in bytes.
     for (int pass = 0; pass < m_.passes; ++pass) {
       float sums[kSums][4];
@@ -108,9 +105,9 @@ class CloudTeam {
       MultiplyHalves(packed, one, one, whole);
     }
     if (!m_.is_even) Weigh(held, across, whole);
-      // Of three numbers that masses are sums of, a lane has two and the next one the third.
-#pragma unroll
-    for (int k = 0; k < 4; k += 2) whole[k] += whole[k + 1] + __shfl_down_sync(0xffffffffu, whole[k], 1);
+    // Of three numbers that masses are sums of, a lane has two and the next one the third.
+    whole[0] += whole[1] + __shfl_down_sync(0xffffffffu, whole[0], 1);
+    whole[2] += whole[3] + __shfl_down_sync(0xffffffffu, whole[2], 1);
     if (lane_ % 4 == 0) {
       float* parts = &m_.parts[t % kRoundsKnown][across][row_ + lane_ / 4];
       parts[0] = whole[0], parts[8] = whole[2];

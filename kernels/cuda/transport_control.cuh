@@ -95,6 +95,14 @@ __device__ inline bool StopAtLimit(const Job& job, EngineState* s) {
   return s->stopped;
 }
 
+// After `done` plain iterations more, which change nothing else; `parity`: of the potentials that they have left.
+__device__ inline void MovePlain(const Job& job, EngineState* s, int done, int parity) {
+  s->iterations += done;
+  s->parity = parity;
+  s->fresh = 0;
+  StopAtLimit(job, s);
+}
+
 // Columns' residual at the new rows, which are exact: at the tolerance that is the answer, and the columns' own update
 // cannot make it worse. Before, the columns' next potentials are extrapolated.
 __device__ inline void JudgeColumns(const Job& job, EngineState* s, double error) {

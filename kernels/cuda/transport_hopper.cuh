@@ -32,18 +32,6 @@ inline void LaunchNext(void (*kernel)(Parameters...), int64_t blocks, int thread
 
 #if SINKHORN_HOPPER
 
-// ---- Registers ----------------------------------------------------------------------------------------------------
-// A warpgroup's, of each thread, by all of it: more, when others have given them; or fewer.
-
-template <int kRegisters>
-__device__ inline void TakeRegisters() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ inline void GiveRegisters() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
 // ---- Barriers in shared memory ------------------------------------------------------------------------------------
 
 __device__ inline void InitBarrier(uint64_t* barrier, unsigned arrivals) {
@@ -66,15 +54,18 @@ __device__ inline void ArriveExpecting(uint64_t* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
                : "memory");
 }
-// Until the phase of this parity has ended.
+// Whether the phase of this parity has ended.
+__device__ inline bool HasPhaseEnded(uint64_t* barrier, unsigned parity) {
+  unsigned done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(SharedAddress(barrier)), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+// Until it has.
 __device__ inline void WaitForPhase(uint64_t* barrier, unsigned parity) {
-  unsigned done = 0;
-  while (done == 0) {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(SharedAddress(barrier)), "r"(parity)
-                 : "memory");
-  }
+  while (!HasPhaseEnded(barrier, parity)) continue;
 }
 // 16-byte multiples, both ends aligned so.
 __device__ inline void CopyBulk(uint32_t shared, const void* global, unsigned bytes, uint64_t* barrier) {
@@ -167,7 +158,7 @@ __device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// And of 80 and 96.
+// The same of 80 and 96.
 __device__ inline void MultiplyGroup(uint64_t a, uint64_t b, bool add, float (&c)[10][4]) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"

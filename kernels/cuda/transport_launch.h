@@ -169,7 +169,8 @@ LoopLaunch LoopLaunchOf(const Job& job);
 void LaunchLoop(const LaunchTable& table, int64_t problems, const LoopLaunch& of, int most, cudaStream_t stream);
 
 // ---- transport_cloud_loop.cu: the same, of clouds whose densities are made anew in each --------------------------
-// Of jobs that are looped and LoopsClouds; else as LaunchLoop.
+// Of jobs that are looped and LoopsClouds, with the same CloudLoopLaunchOf. Nothing is left for sweeps, which they do
+// not have; else as LaunchLoop.
 struct CloudLoopLaunch {
   int across, columns;  // Teams side by side, and columns of each.
   int products;         // Of points, sixteen coordinates each: 1, 2 or 4.

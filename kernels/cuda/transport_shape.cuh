@@ -53,7 +53,7 @@ __host__ __device__ inline int PlanesOf(const Job& job) {
   return job.precision == Precision::kFast && SourceOf(job) == Source::kProducts ? 1 : 2;
 }
 __host__ __device__ inline int CloudDepths(int dim) { return (dim + kDepth - 1) / kDepth; }
-__host__ __device__ inline int CloudRowBytes(int dim) { return dim <= 16 ? 32 : dim <= 32 ? 64 : 128; }
+__host__ __device__ constexpr int CloudRowBytes(int dim) { return dim <= 16 ? 32 : dim <= 32 ? 64 : 128; }
 // How a block reads coordinates: one part of kDepth, or a few, while its rows stay in shared memory; or many, and rows
 // come with every tile's columns.
 enum class Parts : int { kOne, kFew, kMany };

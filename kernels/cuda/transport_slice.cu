@@ -104,10 +104,11 @@ class Slice : private SliceLaunches {
     for (int k : holding) residents()[k]->Sweep();
     return !holding.empty();
   }
-  // Iterations of a looped job's launch: by the job alone, so that it is all the same who shares its slices. Terms are
-  // floats from one to the next, potentials between launches are not.
-  static int LoopChunk(const Job& job) {
+  // Iterations of a looped job's launch: by its members' shape alone. Iterations go on with floats, which potentials
+  // between two launches are not, so that their number must not depend on who else is there.
+  static int LoopChunk(Job job) {
     constexpr double kSeconds = 4e-3;
+    job.count = 1;
     return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / IterationSeconds(job))));
   }
   static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
@@ -115,23 +116,19 @@ class Slice : private SliceLaunches {
   }
   // Those that are looped, about `most` iterations of them; `all`: not less.
   Set Loop(Set* set, int64_t done, int64_t most, bool all) {
-    const auto may = [done](const TransportResident& r) { return r.MayLoop(done) && !LoopsClouds(r.job()); };
-    Set looping = TakeTogether(
-        set, may, [](const Job& job) { return std::make_pair(LoopLaunchOf(job), LoopChunk(job)); },
-        [=](const LaunchTable& t, int64_t problems, const std::pair<LoopLaunch, int>& of) {
-          for (int64_t k = LoopLaunches(most, of.second, all); k > 0; --k) {
-            LaunchLoop(t, problems, of.first, of.second, stream());
-          }
-        });
-    const Set clouds = TakeTogether(
-        set, [done](const TransportResident& r) { return r.MayLoop(done); },
-        [](const Job& job) { return std::make_pair(CloudLoopLaunchOf(job), LoopChunk(job)); },
-        [=](const LaunchTable& t, int64_t problems, const std::pair<CloudLoopLaunch, int>& of) {
-          for (int64_t k = LoopLaunches(most, of.second, all); k > 0; --k) {
-            LaunchCloudLoop(t, problems, of.first, of.second, stream());
-          }
-        });
-    looping.insert(looping.end(), clouds.begin(), clouds.end());
+    Set looping;
+    const auto take = [&](bool clouds, auto launch_of, auto launch) {
+      const Set taken = TakeTogether(
+          set, [=](const TransportResident& r) { return r.MayLoop(done) && LoopsClouds(r.job()) == clouds; },
+          [=](const Job& job) { return std::make_pair(launch_of(job), LoopChunk(job)); },
+          [=](const LaunchTable& t, int64_t problems, const auto& of) {
+            const auto& [kind, chunk] = of;
+            for (int64_t k = LoopLaunches(most, chunk, all); k > 0; --k) launch(t, problems, kind, chunk, stream());
+          });
+      looping.insert(looping.end(), taken.begin(), taken.end());
+    };
+    take(false, LoopLaunchOf, LaunchLoop);
+    take(true, CloudLoopLaunchOf, LaunchCloudLoop);
     for (int k : looping) residents()[k]->Loop();
     return looping;
   }

@@ -102,11 +102,7 @@ class HeldSweeps {
     }
     if (threadIdx.x != 0) return;
     if (part_.rank == 0 && all > 0) {
-      EngineState* moved = member_.state(0);  // Plain iterations change no more of it.
-      moved->iterations += all;
-      moved->parity = parity;
-      moved->fresh = 0;
-      StopAtLimit(job, moved);
+      MovePlain(job, member_.state(0), all, parity);
     }
     meeting_.Leave();
   }
@@ -553,12 +549,9 @@ HeldLaunch HeldLaunchOf(const Job& job) { return {KeepsHalves(job), HeldReads(jo
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream) {
   if (problems == 0) return;
   const int64_t groups = std::min<int64_t>(problems, kProcessors / of.blocks);
-  cudaLaunchAttribute together;  // None begins until all can.
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
   WithHeldKernel(of, [&](auto kernel) {
     AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, kHeldBytes, stream);
-    launch.Add(together);
+    launch.Add(Together());
     launch.Enqueue(kernel, table, problems, of.blocks);
   });
 }

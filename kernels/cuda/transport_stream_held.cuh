@@ -96,6 +96,26 @@ __device__ inline void AwaitTagged(const float* at, uint4 first, uint32_t tag, f
   x[2] = __uint_as_float(first.z), x[3] = __uint_as_float(first.w);
 }
 
+// ---- What a launch of many plain iterations measures at their end ------------------------------------------------
+
+// Point i of a side, whose potential phi is: `lse` is log2 of its sum without its own term, `reference` the first
+// column's potential, with the sign that makes phi a difference from it.
+__device__ inline BlockStats MeasurePlain(const Member& member, int side, int i, double phi, double reference,
+                                          double lse, double scale) {
+  const MeasuredPoint point = {phi, member.Shift(0, side, i), member.mass(side)[i], member.log_mass(side)[i],
+                               reference};
+  BlockStats stats = NoStats();
+  member.ratio(0, side)[i] = MeasurePoint(point, INFINITY, lse, scale, &stats);
+  return stats;
+}
+// By the last block, when all have left their statistics.
+__device__ inline void EndPlainMeasure(const Member& member, int blocks) {
+  __syncthreads();
+  const RowBlock all = {member.index, 0, 0, 0, 1};
+  for (int side = 0; side < 2; ++side) EndPass(member, all, side, Pass::kMeasure, blocks);
+  if (threadIdx.x == 0) member.state(0)->measured = blocks;
+}
+
 // ---- Meetings -------------------------------------------------------------------------------------------------------
 
 // All of a problem's blocks arrive before any goes on. The counter is 0 before and after.

@@ -369,7 +369,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
     const int r = threadIdx.x, i = memory_.first_row + r, j = memory_.first_owned + r;
     if (r < memory_.rows) {
       const double lse = log_sum(memory_.last_rows[r]) + (frame.reference - BaseAt(0, i)) * frame.scale;
-      stats = MeasureAt(0, i, member_.phi(0, to, 0)[i], reference, lse);
+      stats = MeasurePlain(member_, 0, i, member_.phi(0, to, 0)[i], reference, lse, frame.scale);
     }
     StoreStats(stats, true, member_.stats(0, 0) + memory_.rank);
     stats = NoStats();
@@ -377,35 +377,15 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
       const double phi = __ldcg(member_.phi(0, to, 1) + j);
       const bool is_void = member_.log_mass(1)[j] <= kVoid;
       const double lse = log_sum(memory_.last_columns[r]) - (frame.reference + BaseAt(1, j)) * frame.scale;
-      stats = MeasureAt(1, j, phi, -reference, is_void ? -phi * frame.scale : lse);
+      stats = MeasurePlain(member_, 1, j, phi, -reference, is_void ? -phi * frame.scale : lse, frame.scale);
     }
     StoreStats(stats, true, member_.stats(0, 1) + memory_.rank);
   }
-
-  // Point i of a side, whose potential phi is: `lse` is log2 of its sum without its own term.
-  __device__ BlockStats MeasureAt(int side, int i, double phi, double reference, double lse) const {
-    const MeasuredPoint point = {phi, member_.Shift(0, side, i), member_.mass(side)[i], member_.log_mass(side)[i],
-                                 reference};
-    BlockStats stats = NoStats();
-    member_.ratio(0, side)[i] = MeasurePoint(point, INFINITY, lse, memory_.frame.scale, &stats);
-    return stats;
-  }
   // The last thing: the state after `done` iterations more, with the present potentials those of parity `to`.
   __device__ void End(int done, int to) {
-    EngineState* state = member_.state(0);
     const bool is_last = present_ ? LastToArrive(meeting_.Other(), kLoopBlocks) : memory_.rank == 0;
-    if (is_last && threadIdx.x == 0 && done > 0) {  // Plain iterations change no more of it.
-      state->iterations += done;
-      state->parity = to;
-      state->fresh = 0;
-      StopAtLimit(member_.job, state);
-    }
-    if (is_last && present_) {
-      __syncthreads();
-      const RowBlock all = {member_.index, 0, 0, 0, 1};
-      for (int side = 0; side < 2; ++side) EndPass(member_, all, side, Pass::kMeasure, kLoopBlocks);
-      if (threadIdx.x == 0) state->measured = kLoopBlocks;
-    }
+    if (is_last && threadIdx.x == 0 && done > 0) MovePlain(member_.job, member_.state(0), done, to);
+    if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks);
     if (threadIdx.x == 0) meeting_.Leave();
   }
 
@@ -439,13 +419,10 @@ __global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table,
 template <typename T, int... kQuads>
 void LaunchQuads(std::integer_sequence<int, kQuads...>, const LaunchTable& table, int64_t problems, int quads, int most,
                  cudaStream_t stream) {
-  cudaLaunchAttribute together;  // None begins until all can.
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
   const auto launch = [&](auto kernel, int of) {
     if (of != quads) return;
     AttributedLaunch attributed(kernel, kLoopBlocks, kLoopThreads, kLoopBytes, stream);
-    attributed.Add(together);
+    attributed.Add(Together());
     attributed.Enqueue(kernel, table, problems, most);
   };
   (launch(LoopKernel<T, kQuads, LoopRowsOf<T>(kQuads)>, kQuads), ...);

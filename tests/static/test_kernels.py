@@ -34,8 +34,8 @@ HOT = {
     "normalization_softmax_implicit.cu": (r"PlainKernelINS\w*9TileShapeILi(4ELi4E|4ELi8ELi[48]E)", 6),
     "normalization_tiles.cu": ("TilesKernel", 8),
     "transport_cloud.cu": ("CloudStepKernel", 6),
-    "transport_cloud_loop.cu": ("CloudLoopKernel", 18),
     "transport_cloud_distances.cu": ("CloudStepKernel", 3),
+    "transport_cloud_loop.cu": ("CloudLoopKernel", 18),
     "transport_exponents.cu": ("ExponentKernel", 6),
     "transport_gradient.cu": (r"GradientKernelILi[12]ELNS0_5PartsE0", 6),  # Up to 64 coordinates; not of more.
     "transport_gradient_kept.cu": ("KeptGradientKernelILi[12]ELi2E", 2),  # Up to 128 coordinates; not of more.
