@@ -1,16 +1,19 @@
 // Anderson acceleration of alternating updates: the rules and formulas of kernels/cpu/anderson.h, after each columns'
 // half step that transport_control.cuh says is to be extrapolated.
 //
-// One block has one member's columns; sums are taken thread by thread in the same order.
-#include "kernels/cuda/launch.cuh"
+// A cluster of blocks (before Hopper: one block) has one member's columns; sums are taken thread by thread and block by
+// block in the same order. All blocks decide and fit alike; the first keeps what the next iteration needs.
+#include "kernels/cuda/transport_cluster.cuh"
 #include "kernels/cuda/transport_control.cuh"
 #include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_stream.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace {
 
-constexpr int kAndersonThreads = 512;  // As many as have registers: each waits for what it reads.
+constexpr int kAndersonThreads = 512;
+constexpr int kTogether = 3;  // Columns of a thread.
 constexpr int kWindow = kAndersonWindow;
 constexpr int kTrial = 16;       // In so many iterations
 constexpr double kGain = 1.2;    // the error falls by this factor,
@@ -19,14 +22,14 @@ constexpr int kRestartsMax = 3;  // no more often than that.
 constexpr double kRidge = 1e-10;
 constexpr double kUnsafeError = 1e6;  // Of the total mass: nothing linear is near.
 
-__device__ void Restart(AndersonState* a) {
+__device__ void Restart(AndersonProgress* a) {
   a->count = 0;
   a->fresh = 1;
   a->least = INFINITY;
 }
 
 // False: this iteration is not extrapolated. `error`: in units of the total mass.
-__device__ bool Judge(AndersonState* a, double error) {
+__device__ bool Judge(AndersonProgress* a, double error) {
   if (!(error < kUnsafeError)) {
     Restart(a);
     if (++a->skipped > kTrial) a->active = 0;
@@ -44,44 +47,93 @@ __device__ bool Judge(AndersonState* a, double error) {
   return a->active != 0;
 }
 
-// kCount sums over all threads, in a fixed order; every thread gets them.
+// A warp's sums of kCount values, a power of two up to 32; each lane gets one, that of value LaneSum. Lanes that differ
+// in a bit halve between them what is still to be summed.
 template <int kCount>
-__device__ void BlockSums(double (&sums)[kCount]) {
-  __shared__ double parts[kAndersonThreads / 32][kCount];
-  __syncthreads();
+__device__ double WarpSums(double (&values)[kCount]) {
+  int lane = 16;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    for (int lane = 16; lane > 0; lane /= 2) sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], lane);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][k] = sums[k];
-  }
-  __syncthreads();
+  for (int half = kCount / 2; half > 0; half /= 2, lane /= 2) {
+    const bool upper = (threadIdx.x & lane) != 0;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    sums[k] = 0;
-    for (int warp = 0; warp < kAndersonThreads / 32; ++warp) sums[k] += parts[warp][k];
+    for (int k = 0; k < half; ++k) {
+      const double kept = upper ? values[k + half] : values[k], given = upper ? values[k] : values[k + half];
+      values[k] = kept + __shfl_xor_sync(0xffffffffu, given, lane);
+    }
   }
+  for (; lane > 0; lane /= 2) values[0] += __shfl_xor_sync(0xffffffffu, values[0], lane);
+  return values[0];
+}
+template <int kCount>
+__device__ int LaneSum() {
+  return static_cast<int>(threadIdx.x % 32) / (32 / kCount);
 }
 
-// Least squares by Cholesky's factorisation of the normal equations, slightly damped. `weight`: the right side, then
-// the answer.
-__device__ void Fit(const AndersonState& a, int count, double (&factor)[kWindow][kWindow], double* weight) {
-  double ridge = 0;
-  for (int k = 0; k < count; ++k) ridge += kRidge * a.gram[k][k];
-  for (int i = 0; i < count; ++i) {
-    for (int j = 0; j <= i; ++j) {
-      double sum = a.gram[i][j] + (i == j ? ridge : 0);
-      for (int k = 0; k < j; ++k) sum -= factor[i][k] * factor[j][k];
-      if (i == j && !(sum > 0)) sum = INFINITY;  // Nothing new in this one: its weight becomes 0.
-      factor[i][j] = i == j ? sqrt(sum) : sum / factor[j][j];
-    }
-    for (int k = 0; k < i; ++k) weight[i] -= factor[i][k] * weight[k];
-    weight[i] /= factor[i][i];
+// kCount sums over all threads of the cluster, in a fixed order; every thread gets them. Blocks may not end before a
+// SyncCluster.
+template <int kCount>
+__device__ void ClusterSums(double (&sums)[kCount]) {
+  constexpr int kWarps = kAndersonThreads / 32;
+  __shared__ double of_warps[kWarps][kCount], of_block[kCount], totals[kCount];
+  const double mine = WarpSums(sums);
+  if (threadIdx.x % (32 / kCount) == 0) of_warps[threadIdx.x / 32][LaneSum<kCount>()] = mine;
+  __syncthreads();
+  if (threadIdx.x < kCount) {
+    double sum = 0;
+    for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][threadIdx.x];
+    of_block[threadIdx.x] = sum;
   }
-  for (int i = count - 1; i >= 0; --i) {
-    for (int k = i + 1; k < count; ++k) weight[i] -= factor[k][i] * weight[k];
-    weight[i] /= factor[i][i];
+  SyncCluster();
+  if (threadIdx.x < kCount) {
+    double sum = 0;
+    for (int rank = 0; rank < ClusterRanks(); ++rank) sum += LoadRemote(of_block + threadIdx.x, rank);
+    totals[threadIdx.x] = sum;
   }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) sums[k] = totals[k];
 }
+
+// Least squares by Cholesky's factorisation of the normal equations, slightly damped: the answer's component of this
+// lane, a row of the matrix each of the first kWindow. `right`: of the right side. By a warp.
+__device__ double Fit(const double (&gram)[kWindow][kWindow], int count, double right) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const int lane = threadIdx.x % 32, row = lane < count ? lane : 0;
+  double ridge = 0;
+  for (int k = 0; k < count; ++k) ridge += kRidge * gram[k][k];
+  double left[kWindow];  // Of the matrix's rest, until it is this lane's turn; of the transposed factor.
+#pragma unroll
+  for (int k = 0; k < kWindow; ++k) left[k] = gram[row][k] + (k == row ? ridge : 0);
+  double own_inverse = 0;
+#pragma unroll
+  for (int k = 0; k < kWindow; ++k) {
+    if (k >= count) break;
+    const double pivot = __shfl_sync(kAll, left[k], k);
+    const double inverse = pivot > 0 ? 1 / sqrt(pivot) : 0;  // Nothing new in this one: its weight becomes 0.
+    const double below = left[k] * inverse;
+    const double answer = __shfl_sync(kAll, right, k) * inverse;
+    if (lane > k) right -= below * answer;
+    if (lane == k) {
+      right = answer;
+      own_inverse = inverse;
+    }
+#pragma unroll
+    for (int j = k + 1; j < kWindow; ++j) {
+      const double other = __shfl_sync(kAll, below, j);
+      if (lane > k) left[j] -= below * other;
+    }
+  }
+#pragma unroll
+  for (int k = kWindow - 1; k >= 0; --k) {
+    if (k >= count) continue;
+    if (lane == k) right *= own_inverse;
+    const double answer = __shfl_sync(kAll, right, k);
+    if (lane < k) right -= left[k] * own_inverse * answer;
+  }
+  return right;
+}
+
+int AndersonRanks() { return HasHopperKernels() ? kPortableRanks : 1; }
 
 // What an iteration does, once judged.
 struct Plan {
@@ -91,91 +143,139 @@ struct Plan {
 
 __global__ void __launch_bounds__(kAndersonThreads, 1) AndersonKernel(LaunchTable table) {
   __shared__ Plan plan;
-  __shared__ double factor[kWindow][kWindow], weight[kWindow];
+  __shared__ double gram[kWindow][kWindow], weight[kWindow];
+  AllowNextKernel();
+  const int ranks = ClusterRanks(), rank = ClusterRank();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
-  const Member member{job, work.block};
+  const Member member{job, work.block / ranks};
   EngineState* state = member.state(0);
   AndersonState* a = member.anderson();
-  // 1. Whether, and from what.
+  AwaitKernelBefore();
+  if (!state->extrapolate) return;
+  // 1. Whether, and from what. What is read here the first block changes when all have read it.
+  AndersonProgress next;
+  const bool keeps = rank == 0 && threadIdx.x == 0;
+  if (threadIdx.x < kWindow * kWindow) {
+    const int i = threadIdx.x / kWindow, j = threadIdx.x % kWindow;
+    gram[i][j] = a->gram[i][j];
+  }
   if (threadIdx.x == 0) {
-    plan.go = false;
-    if (state->extrapolate) {
-      plan.go = Judge(a, state->error[1] / state->total_mass[1]);
-      plan.differs = !a->fresh;
-      plan.at = a->count % kWindow;
-      state->anderson = a->active;
-      state->extrapolate = 0;
-      if (plan.go) {
-        a->fresh = 0;
-        if (plan.differs) ++a->count;
-        plan.known = min(a->count, kWindow);
-      }
+    next = a->progress;
+    plan.go = Judge(&next, state->error[1] / state->total_mass[1]);
+    plan.differs = !next.fresh;
+    plan.at = next.count % kWindow;
+    if (plan.go) {
+      next.fresh = 0;
+      if (plan.differs) ++next.count;
+      plan.known = min(next.count, kWindow);
     }
   }
-  __syncthreads();
-  if (!plan.go) return;
+  const int first = rank * kAndersonThreads + threadIdx.x, step = ranks * kAndersonThreads;
   const int64_t size = job.size[1];
-  const double* mass = member.mass(1);
-  const double* from = member.phi(0, state->parity ^ 1, 1);
-  double* to = member.phi(0, state->parity, 1);
-  double* last = member.At<double>(job.at.anderson_vectors);
-  double* last_residual = last + size;
-  double* steps = last_residual + size;          // [kWindow, size]: differences of G,
-  double* differences = steps + kWindow * size;  // and of the residual.
+  const double* __restrict__ mass = member.mass(1);
+  const double* __restrict__ from = member.phi(0, state->parity ^ 1, 1);
+  double* __restrict__ to = member.phi(0, state->parity, 1);
+  double* __restrict__ last = member.At<double>(job.at.anderson_vectors);
+  double* __restrict__ last_residual = last + size;
+  double* __restrict__ steps = last_residual + size;          // [kWindow, size]: differences of G,
+  double* __restrict__ differences = steps + kWindow * size;  // and of the residual.
 
   // 2. The residual's mean: the constant that potentials are free to take.
   double sums[2] = {0, 0};
-  for (int64_t j = threadIdx.x; j < size; j += kAndersonThreads) {
+#pragma unroll 4
+  for (int64_t j = first; j < size; j += step) {
     sums[0] += mass[j] * (to[j] - from[j]);
     sums[1] += mass[j];
   }
-  BlockSums(sums);
+  ClusterSums(sums);
   const double mean = sums[0] / sums[1];
+  if (keeps) {
+    a->progress = next;
+    state->anderson = next.active;
+    state->extrapolate = 0;
+  }
+  if (!plan.go) return SyncCluster();
 
-  // 3. The new difference, and products with all that are known.
+  // 3. The new difference, and products with all that are known. What is read of some columns is on its way at once.
   double dots[2 * kWindow] = {};  // With the new difference; with the residual.
-  for (int64_t j = threadIdx.x; j < size; j += kAndersonThreads) {
-    const double residual = sqrt(mass[j]) * (to[j] - from[j] - mean);
-    if (plan.differs) {
-      const double difference = residual - last_residual[j];
-      steps[plan.at * size + j] = to[j] - last[j];
-      differences[plan.at * size + j] = difference;
+  for (int64_t begin = first; begin < size; begin += kTogether * step) {
+    double residual[kTogether], before[kTogether], others[kTogether][kWindow];
+#pragma unroll
+    for (int c = 0; c < kTogether; ++c) {
+      const int64_t j = min(begin + c * step, size - 1);
+      residual[c] = sqrt(mass[j]) * (to[j] - from[j] - mean);
+      before[c] = plan.differs ? last_residual[j] : 0;
 #pragma unroll
       for (int k = 0; k < kWindow; ++k) {
-        if (k >= plan.known) continue;
-        const double other = k == plan.at ? difference : differences[k * size + j];
-        dots[k] += other * difference;
-        dots[kWindow + k] += other * residual;
+        others[c][k] = k < plan.known && k != plan.at ? differences[k * size + j] : 0;
       }
     }
-    last[j] = to[j];
-    last_residual[j] = residual;
-  }
-  if (!plan.differs) return;
-  BlockSums(dots);
-  if (threadIdx.x == 0) {
 #pragma unroll
-    for (int k = 0; k < kWindow; ++k) {
-      weight[k] = dots[kWindow + k];
-      if (k < plan.known) a->gram[plan.at][k] = a->gram[k][plan.at] = dots[k];
+    for (int c = 0; c < kTogether; ++c) {
+      const int64_t j = begin + c * step;
+      if (j >= size) continue;
+      const double difference = residual[c] - before[c];
+      if (plan.differs) {
+        steps[plan.at * size + j] = to[j] - last[j];
+        differences[plan.at * size + j] = difference;
+#pragma unroll
+        for (int k = 0; k < kWindow; ++k) {
+          const double other = k == plan.at ? difference : others[c][k];
+          dots[k] += other * difference;
+          dots[kWindow + k] += other * residual[c];
+        }
+      }
+      last[j] = to[j];
+      last_residual[j] = residual[c];
     }
-    Fit(*a, plan.known, factor, weight);
+  }
+  if (!plan.differs) return SyncCluster();
+  ClusterSums(dots);
+  if (static_cast<int>(threadIdx.x) < plan.known) {
+    const int k = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) {
+      if (i == k) gram[plan.at][k] = gram[k][plan.at] = dots[i], weight[k] = dots[kWindow + i];
+    }
+    if (rank == 0) a->gram[plan.at][k] = a->gram[k][plan.at] = gram[plan.at][k];
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const double fitted = Fit(gram, plan.known, weight[threadIdx.x % kWindow]);
+    if (static_cast<int>(threadIdx.x) < plan.known) weight[threadIdx.x] = fitted;
   }
   __syncthreads();
 
-  // 4. Where to go on from.
-  for (int64_t j = threadIdx.x; j < size; j += kAndersonThreads) {
+  // 4. Where to go on from, and sweeps.
+#pragma unroll kTogether
+  for (int64_t j = first; j < size; j += step) {
     double sum = 0;
-    for (int k = 0; k < plan.known; ++k) sum += weight[k] * steps[k * size + j];
+#pragma unroll
+    for (int k = 0; k < kWindow; ++k) {
+      if (k < plan.known) sum += weight[k] * steps[k * size + j];
+    }
     to[j] -= sum;
   }
+#if SINKHORN_HOPPER
+  for (int64_t j = first; j < size && IsStreamed(job, *state); j += step) {
+    StoreTerm(member, 0, *state, static_cast<int>(j));
+  }
+#endif
+  SyncCluster();
 }
 
 }  // namespace
 
+int64_t AndersonBlocks(const Job& job) { return job.count * AndersonRanks(); }
+
 void LaunchAnderson(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
-  LaunchKernel(AndersonKernel, blocks, kAndersonThreads, 0, stream, table);
+  if (blocks == 0) return;
+  if (AndersonRanks() == 1) return LaunchKernel(AndersonKernel, blocks, kAndersonThreads, 0, stream, table);
+  AttributedLaunch launch(AndersonKernel, blocks, kAndersonThreads, 0, stream);
+  launch.Add(ClusterOf(AndersonRanks()));
+  launch.Add(Overlapping());
+  launch.Enqueue(AndersonKernel, table);
 }
 
 }  // namespace cuda

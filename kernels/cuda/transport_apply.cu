@@ -1,5 +1,6 @@
-// Passes over the plan at the final potentials: the plan itself, <C, P>, P V and P^T U, and, where
-// transport_gradient.cu does not, gradients and projections of points. Gradients of |x - y|: transport_directions.cu.
+// Passes over the plan at the final potentials: the plan itself, <C, P>, P V and P^T U, and, where transport_gradient.cu
+// and transport_exact_gradient.cu do not, gradients and projections of points. Gradients of |x - y|:
+// transport_directions.cu.
 //
 // A block has kTile rows and one chunk of up to kTile columns of the right-hand sides (points of the other side, V or
 // U; cosines: what is projected are the points as they were given); it makes the plan's tiles anew. The first chunk's
@@ -23,7 +24,8 @@ __host__ __device__ Wanted WantedOf(const Job& job, int side, int mode) {
   const bool gradient = WantsGradient(job, side) && SourceOf(job) != Source::kDistances;
   const bool projection = ProjectionOf(job, side).data != nullptr;
   w.given = projection && IsCosine(job);
-  w.points = (gradient || (projection && !w.given)) && !HasGradientKernel(job, mode);
+  const bool elsewhere = HasGradientKernel(job, mode) || (mode == kMixed && HasExactGradient(job));
+  w.points = (gradient || (projection && !w.given)) && !elsewhere;
   w.product = (side == 0 ? out.plan_v.data : out.plan_transpose_u.data) != nullptr;
   return w;
 }
@@ -162,7 +164,10 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
   Wanted w = WantedOf(job, side, kMode);
   if (chunk > 0) w.plan = w.linear = false;
   const bool points = chunk < chunks.points, given = !points && chunk < chunks.points + chunks.given;
-  const bool multiply = points || given || w.product;
+  // Whether exponents were kept only the member knows.
+  const bool elsewhere = points && IsStreamed(job, *member.state(0)) && HasKeptGradient(job, kMode);
+  if (elsewhere && !w.plan && !w.linear) return;
+  const bool multiply = !elsewhere && (points || given || w.product);
   RightSide<T> right;
   right.first = (chunk - (points ? 0 : given ? chunks.points : chunks.points + chunks.given)) * kTile;
   right.from_first = given;

@@ -1,5 +1,6 @@
-// Gradients to the points and projections of clouds whose exponents are kept in memory (transport_exponents.cu), on
-// Hopper's matrix units. Of more than kDepth coordinates: fewer take no longer to multiply than to read.
+// Gradients to the points and projections of clouds whose exponents are kept in memory (transport_exponents.cu), or are
+// there in a frame (transport_exact.cu), on Hopper's matrix units. Of more than kDepth coordinates, since fewer take no
+// longer to multiply than to read; in frames, of products of doubles, of more than half as many.
 //
 // A block has kGradientRows rows of a side, up to kAgain parts of kDepth coordinates of the other cloud, and a share of
 // its tiles; the blocks of a cluster have the others. Each warp brings the exponents of its own 16 rows through a ring
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable ta
   const Member member{job, place.member};
   const int side = place.side, first_part = depths * place.group / groups;
   const int parts = depths * (place.group + 1) / groups - first_part;
-  if (member.state(0)->mode != kFloat || !IsStreamed(job, *member.state(0)) || !IsSolved(member)) return;
+  if (!IsStreamed(job, *member.state(0)) || !HasKeptGradient(job, member.state(0)->mode) || !IsSolved(member)) return;
   if (threadIdx.x == 0) {
     FillShape(member, RowBlock{member.index, 0, place.block, place.rank, ranks}, side, Pass::kMeasure, &c);
     FillState(member, &c);

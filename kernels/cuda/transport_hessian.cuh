@@ -81,7 +81,7 @@ __host__ __device__ inline ProductSizes ProductSizesOf(const Job& job, int engin
   const int64_t row_blocks = CeilDiv(n > m ? n : m, kTile);
   int64_t parts = 0;
   for (int side = 0; side < 2; ++side) {
-    for (Geometry geometry : {Geometry::kPlain, Geometry::kCloud}) {
+    for (Geometry geometry : {Geometry::kPlain, Geometry::kCloud, Geometry::kExact}) {
       const int64_t size = int64_t{Splits(job, engine, side, geometry)} * (side == 0 ? n : m);
       parts = size > parts ? size : parts;
     }

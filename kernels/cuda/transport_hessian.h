@@ -61,13 +61,15 @@ void LaunchMatrixStore(const LaunchTable& table, int64_t blocks, int planes, int
 int64_t SphereBlocks(const Job& job);
 void LaunchSphere(const LaunchTable& table, int64_t blocks, bool leaving, cudaStream_t stream);
 
-// ---- transport_hessian_sweep.cu, transport_hessian_cloud.cu -------------------------------------------------------
-// The plan times what each direction wants next, by rows or by columns: plainly, and for clouds in float32 (as
-// LaunchCloudStep). Jobs of one launch have one direction each (`alone`), or all more.
+// ---- transport_hessian_sweep.cu, transport_hessian_cloud.cu, transport_hessian_exact.cu ---------------------------
+// The plan times what each direction wants next, by rows or by columns: plainly, for clouds in float32 (as
+// LaunchCloudStep), and in kMixed (as LaunchExactStep). Jobs of one launch have one direction each (`alone`), or all
+// more.
 int64_t SweepBlocks(const Job& job, Mode mode, int side);
 void LaunchSweep(const LaunchTable& table, int64_t blocks, Mode mode, bool alone, int side, cudaStream_t stream);
 void LaunchCloudSweep(const LaunchTable& table, int64_t blocks, int planes, int dim, bool alone, bool hopper, int side,
                       cudaStream_t stream);
+void LaunchExactSweep(const LaunchTable& table, int64_t blocks, int dim, bool alone, int side, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace sinkhorn

@@ -91,24 +91,27 @@ class ProductSlice : private SliceLaunches {
   // One kernel's launches: for each side.
   struct SweepTables {
     Mode mode;
+    Geometry geometry;
     int planes, dim;  // Of clouds in float32, as below; `dim`: the largest.
     bool alone, hopper;
     Table side[2];
   };
   std::vector<SweepTables> SweepsOf(const Set& among) {
-    using Kind = std::tuple<Mode, int, int, bool>;  // Planes and parts of clouds in float32.
+    using Kind =
+        std::tuple<Mode, int, int, bool>;  // Planes and parts of clouds in float32; whether coordinates are few.
     const auto kinds = ByKind<Kind>(among, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
       const int planes = PlanesOf(job), parts = static_cast<int>(PartsOf(planes, job.dim));
       AddModes(r, [&](Mode mode) {
-        const bool clouds = mode == kFloat;
-        add({mode, clouds ? planes : 0, clouds ? parts : 0, job.in.hessian.count == 1});
+        const bool clouds = mode == kFloat, few = mode == kMixed && job.dim <= kFewDims;
+        add({mode, clouds ? planes : 0, clouds ? parts : few, job.in.hessian.count == 1});
       });
     });
     std::vector<SweepTables> tables;
     for (const auto& [kind, set] : kinds) {
       const auto [mode, planes, parts, alone] = kind;
-      SweepTables sweep{mode, planes, 0, alone, residents()[set[0]]->job().hopper, {}};
+      const Job& first = residents()[set[0]]->job();
+      SweepTables sweep{mode, SweepGeometry(first, mode), planes, 0, alone, first.hopper, {}};
       for (int k : set) sweep.dim = std::max(sweep.dim, residents()[k]->job().dim);
       for (int side = 0; side < 2; ++side) {
         sweep.side[side] =
@@ -144,7 +147,8 @@ class ProductSlice : private SliceLaunches {
     for (int side = 0; side < 2; ++side) {
       for (const SweepTables& sweep : sweeps) {
         Later(sweep.side[side], [this, s = sweep, side](const LaunchTable& t, int64_t blocks) {
-          if (s.mode != kFloat) return LaunchSweep(t, blocks, s.mode, s.alone, side, stream());
+          if (s.geometry == Geometry::kExact) return LaunchExactSweep(t, blocks, s.dim, s.alone, side, stream());
+          if (s.geometry == Geometry::kPlain) return LaunchSweep(t, blocks, s.mode, s.alone, side, stream());
           LaunchCloudSweep(t, blocks, s.planes, s.dim, s.alone, s.hopper, side, stream());
         });
       }

@@ -1,5 +1,5 @@
 // Sweeps of Hessian-vector products by plain tiles: the plan times a vector for each direction, where exponents are
-// doubles. transport_hessian_cloud.cu has those of float32.
+// doubles. transport_hessian_cloud.cu has those of float32, transport_hessian_exact.cu Hopper's own.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_hessian_sweep.cuh"
 #include "kernels/cuda/transport_launch.h"
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) SweepKernel(LaunchTable table, int s
 }  // namespace
 
 int64_t SweepBlocks(const Job& job, Mode mode, int side) {
-  return SweepGroups(job) * PassBlocks(job, side, mode == kFloat ? Geometry::kCloud : Geometry::kPlain);
+  return SweepGroups(job) * PassBlocks(job, side, SweepGeometry(job, mode));
 }
 
 void LaunchSweep(const LaunchTable& table, int64_t blocks, Mode mode, bool alone, int side, cudaStream_t stream) {

@@ -96,7 +96,7 @@ Layout LayoutOf(const Job& job) {
       at.stats[e][side] = part.Take(blocks * sizeof(BlockStats));
     }
     int64_t partial = 0;
-    for (Geometry geometry : {Geometry::kPlain, Geometry::kCloud}) {
+    for (Geometry geometry : {Geometry::kPlain, Geometry::kCloud, Geometry::kExact}) {
       for (int side = 0; side < 2; ++side) {
         partial = std::max<int64_t>(partial, int64_t{Splits(job, e, side, geometry)} * EngineSize(job, e, side));
       }
@@ -140,20 +140,33 @@ Layout LayoutOf(const Job& job) {
 
 }  // namespace
 
-int CloudSplits(int64_t rows, int64_t columns, int dim) {
+namespace {
+
+// Parts of `tiles` that are soonest done by `at_once` blocks at a time; `beside`: what a part takes else, in tiles.
+int BestSplits(int64_t blocks, int64_t tiles, int64_t at_once, double beside) {
   constexpr int64_t kMostSplits = 64;
-  const int64_t blocks = CeilDiv(rows, kCloudRows), tiles = CeilDiv(columns, kCloudTile);
-  const double beside = 2.0 / CloudDepths(dim);
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
   for (int64_t splits = 1; splits <= std::max<int64_t>(1, std::min(kMostSplits, tiles / 2)); ++splits) {
-    const double time = CeilDiv(blocks * splits, kProcessors) * (CeilDiv(tiles, splits) + beside);
+    const double time = CeilDiv(blocks * splits, at_once) * (CeilDiv(tiles, splits) + beside);
     if (time < 0.99 * least) {
       least = time;
       best = static_cast<int>(splits);
     }
   }
   return best;
+}
+int ExactSplits(const Job& job, int engine, int side) {
+  constexpr int kColumns = 256;  // A tile of few coordinates; two of many.
+  constexpr double kBeside = 4;  // A block's beginning and end.
+  const int64_t blocks = job.engines * CeilDiv(EngineSize(job, engine, side), kTile);
+  return BestSplits(blocks, CeilDiv(EngineSize(job, engine, 1 - side), kColumns), 2 * kProcessors, kBeside);
+}
+
+}  // namespace
+
+int CloudSplits(int64_t rows, int64_t columns, int dim) {
+  return BestSplits(CeilDiv(rows, kCloudRows), CeilDiv(columns, kCloudTile), kProcessors, 2.0 / CloudDepths(dim));
 }
 
 Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
@@ -180,6 +193,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
     for (int side = 0; side < 2; ++side) {
       job.cloud_splits[e][side] =
           static_cast<int8_t>(CloudSplits(EngineSize(job, e, side), EngineSize(job, e, 1 - side), job.dim));
+      job.exact_splits[e][side] = static_cast<int8_t>(ExactSplits(job, e, side));
     }
   }
   job.halves = MayHaveHalves(job) && (SourceOf(job) == Source::kProducts || OnChipTiles(job) == 0);

@@ -51,6 +51,10 @@ void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int s
 void LaunchHalfStep(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, Pass pass, int step,
                     cudaStream_t stream);
 
+// ---- transport_exact_step.cu: the same of jobs that MultipliesDoubles, in kMixed, but kBound -----------------------
+// All jobs of a launch have at most kFewDims coordinates, or none; `dim`: the largest.
+void LaunchExactStep(const LaunchTable& table, int64_t blocks, int dim, int side, Pass pass, cudaStream_t stream);
+
 // ---- transport_cloud.cu: the same for products of clouds in float32, by tensor cores ------------------------------
 // `planes`: 2, products as accurate as float32's; 1, one product of rounded coordinates. `dim`: the largest; all
 // jobs have the same PartsOf. `hopper`: HasHopperKernels().
@@ -64,7 +68,8 @@ void LaunchCloudDistances(const LaunchTable& table, int64_t blocks, int dim, boo
                           cudaStream_t stream);
 
 // ---- transport_anderson.cu: columns extrapolated after their half step --------------------------------------------
-// One block a member of a job that IsAccelerated.
+// Of a job that IsAccelerated. Terms of columns that are swept are left as sweeps leave them.
+int64_t AndersonBlocks(const Job& job);
 void LaunchAnderson(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 
 // ---- transport_on_chip.cu: whole solves, measured -----------------------------------------------------------------
@@ -102,8 +107,10 @@ bool HasWideClusters();
 // Of members in kMixed, of jobs that IsExactOnChip: ExactBlocks of a member.
 void LaunchExact(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
 // The same in float32, in the frame of their potentials, for sweeps: of jobs that are framed, after an iteration.
-// FrameBlocks of a member. `first`: they are the members' first, and even those that have stopped get them.
-void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, bool first, cudaStream_t stream);
+// FrameBlocks of a member. Of products all jobs of a launch have FrameDim `dim`. `first`: they are the members' first,
+// and even those that have stopped get them.
+inline int FrameDim(const Job& job) { return job.dim <= kFewDims ? kFewDims : job.dim; }
+void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, int dim, bool first, cudaStream_t stream);
 
 // ---- transport_exponents.cu: exponents of clouds to memory --------------------------------------------------------
 // Of jobs that KeepsExponents, after their first iteration: PassBlocks of a member and side 0. Jobs of one launch have
@@ -226,6 +233,10 @@ GradientLaunch KeptGradientLaunchOf(const Job& job, int side);
 int64_t KeptGradientBlocks(const Job& job, const GradientLaunch& launch);
 void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, bool densities, int parts,
                         const GradientLaunch& of, cudaStream_t stream);
+
+// ---- transport_exact_gradient.cu: the same for jobs in kMixed that HasExactGradient --------------------------------
+// ExactGradientBlocks of both sides of a member.
+void LaunchExactGradient(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 
 // ---- transport_gradient_wide.cu: the same for jobs that HasWideGradient, a chunk of rows after the other ----------
 // Jobs of one launch have the same planes, PartsOf and WideLaunchOf; `dim`: the largest.

@@ -210,7 +210,7 @@ __device__ void PrepareStates(const Member& member) {
   s.reason = static_cast<int>(StopReason::kMaxIterations);
   if (engine == 0 && IsAccelerated(job)) {
     s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip;
-    *member.anderson() = {1, 1, 0, 0, 0, 0, INFINITY, INFINITY, {}};
+    *member.anderson() = {{1, 1, 0, 0, 0, 0, INFINITY, INFINITY}, {}};
   }
   if (s.starting) {
     s.relax = 1;

@@ -90,7 +90,9 @@ class TransportResident final : public Resident {
   void Loop() { looping_ = swept_ = true; }
   // Whether the launch that makes its last iterations, in this slice, measures it as well.
   bool IsMeasured() const { return looping_; }
-  bool HasKeptGradient() const { return kept_ && job_.engines == 1 && job_.dim > kDepth; }
+  bool HasKeptGradient(Mode mode) const {
+    return Has(mode) && (mode == kFloat ? kept_ : framed_) && cuda::HasKeptGradient(job_, mode);
+  }
   // Whether the columns' terms are those of their potentials at this epsilon, as a sweep has left them where residuals
   // decide nothing.
   bool HasTerms() const { return swept_ && job_.solver.tolerance == 0 && !Anneals(); }

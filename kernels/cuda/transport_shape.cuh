@@ -71,6 +71,7 @@ __host__ __device__ inline int64_t HalvesBytes(const Job& job, int side) {
 // How a pass is cut into blocks: by the kernel, and by the shape alone.
 enum class Geometry : int {
   kPlain,   // kTile rows against kTile columns a step.
+  kExact,   // kTile rows, too, by other steps: products of clouds in kMixed on float64's matrix units.
   kCloud,   // kCloudRows rows against kCloudTile columns a step: products of clouds in float32.
   kOnChip,  // All in one block or cluster.
   kStream,  // Slabs of rows, and blocks of columns.
@@ -284,6 +285,12 @@ __host__ __device__ inline int StreamRows(const Job& job) {
 __host__ __device__ inline int StreamSlabs(const Job& job, int engine) {
   return (EngineSize(job, engine, 0) + StreamRows(job) - 1) / StreamRows(job);
 }
+// Whether members in kMixed go through their plan by float64's matrix units: transport_exact_tiles.cuh. Of few
+// coordinates a column's term is one more.
+constexpr int kFewDims = 3;
+__host__ __device__ inline bool MultipliesDoubles(const Job& job) {
+  return job.hopper && SourceOf(job) == Source::kProducts && job.precision != Precision::kDouble;
+}
 // Whether transport_gradient.cu makes gradients and projections, rather than transport_apply.cu.
 __host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
   return job.hopper && SourceOf(job) == Source::kProducts && mode == kFloat;
@@ -304,6 +311,7 @@ __host__ __device__ inline int RowsOf(const Job& job, int engine, int side, Geom
 }
 __host__ __device__ inline Geometry GeometryOf(const Job& job, int mode) {
   if (mode == kMixed && IsExactOnChip(job)) return Geometry::kOnChip;
+  if (mode == kMixed && MultipliesDoubles(job)) return Geometry::kExact;
   if (mode != kFloat) return Geometry::kPlain;
   if (OnChipTiles(job) > 0) return Geometry::kOnChip;
   return job.halves ? Geometry::kCloud : Geometry::kPlain;
@@ -322,18 +330,21 @@ __host__ __device__ inline int StreamTermBlocks(const Job& job, int engine) {
 __host__ __device__ inline int StreamEnds(const Job& job, int engine) {
   return RowBlocks(job, engine, 1, Geometry::kStream);
 }
-__host__ __device__ inline int64_t FrameBlocks(const Job& job, int engine) {
-  return RowBlocks(job, engine, 0) * CeilDiv(StreamColumns(job, engine), kTile);
-}
 // Parts that the columns of a pass are cut into.
 __host__ __device__ inline int Splits(const Job& job, int engine, int side, Geometry geometry = Geometry::kPlain) {
   if (geometry == Geometry::kOnChip) return 1;
   if (geometry == Geometry::kCloud) return job.cloud_splits[engine][side];
+  if (geometry == Geometry::kExact) return job.exact_splits[engine][side];
   const int64_t tiles = CeilDiv(EngineSize(job, engine, 1 - side), kTile);
   const int64_t blocks = RowBlocks(job, engine, side, geometry);
   const int64_t wave = kSplitBlocks / blocks, most = tiles / 4;
   const int64_t splits = wave < most ? wave : most;
   return static_cast<int>(splits > 1 ? splits : 1);
+}
+__host__ __device__ inline int64_t FrameBlocks(const Job& job, int engine) {
+  const int64_t rows = RowBlocks(job, engine, 0);
+  if (MultipliesDoubles(job)) return rows * Splits(job, engine, 0, Geometry::kExact);
+  return rows * CeilDiv(StreamColumns(job, engine), kTile);
 }
 __host__ __device__ inline int64_t EngineBlocks(const Job& job, int engine, int side, Geometry geometry) {
   return int64_t{1} * RowBlocks(job, engine, side, geometry) * Splits(job, engine, side, geometry);
@@ -368,6 +379,10 @@ __host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry
   for (int e = 0; e < job.engines; ++e) blocks += EngineBlocks(job, e, side, geometry);
   return blocks;
 }
+__host__ __device__ inline Geometry SweepGeometry(const Job& job, int mode) {  // Of Hessian-vector products.
+  if (mode == kFloat) return Geometry::kCloud;
+  return mode == kMixed && MultipliesDoubles(job) ? Geometry::kExact : Geometry::kPlain;
+}
 __host__ __device__ inline const OutputView& GradientOf(const Job& job, int side) {
   return side == 0 ? job.out.gradient_x : job.out.gradient_y;
 }
@@ -387,6 +402,18 @@ __host__ __device__ inline bool ProjectsMeans(const Job& job, int side) {
 // Whether means of the other cloud's points are wanted, for gradients or projections.
 __host__ __device__ inline bool MakesMeans(const Job& job, int side) {
   return WantsGradient(job, side) || ProjectsMeans(job, side);
+}
+// Whether transport_gradient_kept.cu makes them of members whose exponents are kept, or in a frame.
+__host__ __device__ inline bool HasKeptGradient(const Job& job, int mode) {
+  const bool kept = mode == kFloat ? job.dim > kDepth : mode == kMixed && job.framed && job.dim > kDepth / 2;
+  return kept && job.engines == 1 && HasGradientKernel(job, kFloat);
+}
+// Whether transport_exact_gradient.cu makes them of members in kMixed; blocks of a member that do so for a side.
+__host__ __device__ inline bool HasExactGradient(const Job& job) {
+  return MultipliesDoubles(job) && job.dim <= kFewDims;
+}
+__host__ __device__ inline int64_t ExactGradientBlocks(const Job& job, int side) {
+  return HasExactGradient(job) && MakesMeans(job, side) ? RowBlocks(job, 0, side) : 0;
 }
 // Whether transport_gradient_wide.cu makes them, where there is a HasGradientKernel; rows of its chunks, whose
 // densities take no more memory than so many bytes for each coordinate, or than kCloudRows rows take.

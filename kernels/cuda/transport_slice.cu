@@ -137,7 +137,7 @@ class Slice : private SliceLaunches {
   struct PassTables {
     Source source;
     Mode mode;
-    bool cloud;  // Its kernels, by products.
+    Geometry geometry;
     int planes;  // Of clouds in float32.
     int dim;     // The largest.
     bool hopper;
@@ -154,9 +154,10 @@ class Slice : private SliceLaunches {
     bool has_terms = false, anneal = false;  // Terms that sweeps leave are for the epsilon before.
     std::vector<PassTables> others;
   };
-  // Clouds in float32 that one kernel serves.
-  static int KindOf(const Job& job) {
-    if (!job.halves) return 0;  // Distances, which have two planes.
+  // Jobs of a source and a mode that one kernel serves.
+  static int KindOf(const Job& job, Mode mode) {
+    if (mode == kMixed) return MultipliesDoubles(job) ? 1 + (job.dim <= kFewDims) : 0;
+    if (mode == kDouble || !job.halves) return 0;  // Distances, which have two planes.
     return PlanesOf(job) - 1 + 2 * static_cast<int>(PartsOf(PlanesOf(job), job.dim));
   }
   Passes PassesOf(const Set& set) {
@@ -185,15 +186,14 @@ class Slice : private SliceLaunches {
       const Source source = SourceOf(r.job());
       AddModes(r, [&](Mode mode) {
         if (r.OnChip(mode) || (mode == kFloat ? r.Streams() : r.StreamsFrames())) return;
-        add({source, mode, source != Source::kCosts && mode == kFloat ? KindOf(r.job()) : 0});
+        add({source, mode, source != Source::kCosts ? KindOf(r.job(), mode) : 0});
       });
     });
     std::vector<PassTables> tables;
     for (const auto& [kind, chosen] : kinds) {
       const auto [source, mode, unused] = kind;
       const Job& first = residents()[chosen[0]]->job();
-      const bool cloud = GeometryOf(first, mode) == Geometry::kCloud;
-      PassTables pass{source, mode, cloud, PlanesOf(first), 0, first.hopper, {}};
+      PassTables pass{source, mode, GeometryOf(first, mode), PlanesOf(first), 0, first.hopper, {}};
       for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
       for (int side = 0; side < 2; ++side) {
         pass.side[side] = TableOf(chosen, [side, mode = mode](const Job& job) {
@@ -224,9 +224,11 @@ class Slice : private SliceLaunches {
     for (int side = 0; side < 2; ++side) {
       for (const PassTables& tables_of : passes->others) {
         Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
-          if (t.cloud && t.source == Source::kDistances) {
+          if (t.geometry == Geometry::kExact) {
+            LaunchExactStep(table, blocks, t.dim, side, pass, stream());
+          } else if (t.geometry == Geometry::kCloud && t.source == Source::kDistances) {
             LaunchCloudDistances(table, blocks, t.dim, t.hopper, side, pass, stream());
-          } else if (t.cloud) {
+          } else if (t.geometry == Geometry::kCloud) {
             LaunchCloudStep(table, blocks, t.planes, t.dim, t.hopper, side, pass, stream());
           } else {
             LaunchHalfStep(table, blocks, t.source, t.mode, side, pass, 0, stream());
@@ -261,15 +263,16 @@ class Slice : private SliceLaunches {
   }
   bool RenewFrames(const Set& set) {
     const Set framing = Among(set, [](const TransportResident& r) { return r.WantsFrames(); });
-    using Kind = std::pair<Source, bool>;
+    using Kind = std::tuple<Source, int, bool>;
     const auto kinds = ByKind<Kind>(framing, [](const TransportResident& r, auto add) {
-      add({SourceOf(r.job()), !r.StreamsFrames()});
+      add({SourceOf(r.job()), FrameDim(r.job()), !r.StreamsFrames()});
     });
     for (const auto& [kind, chosen] : kinds) {
       const Table table =
           TableOf(chosen, [](const Job& job) { return job.count * BlocksOf<FrameBlocks>(job, AllEngines(job)); });
       Later(table, [this, kind = kind](const LaunchTable& t, int64_t blocks) {
-        LaunchFrames(t, blocks, kind.first, kind.second, stream());
+        const auto [source, dim, first] = kind;
+        LaunchFrames(t, blocks, source, dim, first, stream());
       });
     }
     for (int k : framing) residents()[k]->RenewFrames();
@@ -278,7 +281,7 @@ class Slice : private SliceLaunches {
 
   Table AcceleratedOf(const Set& set) {
     const Set chosen = Among(set, [](const TransportResident& r) { return IsAccelerated(r.job()); });
-    return TableOf(chosen, [](const Job& job) { return job.count; });
+    return TableOf(chosen, AndersonBlocks);
   }
 
   // Exponents in float64 of those that are solved from them on the chip, once.
@@ -372,7 +375,6 @@ class Slice : private SliceLaunches {
       }
       RunPass(&passes, Pass::kIterate, done);
       Later(accelerated, [this](const LaunchTable& t, int64_t blocks) { LaunchAnderson(t, blocks, stream()); });
-      if (accelerated.blocks > 0) passes.has_terms = false;
       Set left;
       for (int k : set) {
         residents()[k]->CountPasses(1);
@@ -390,6 +392,7 @@ class Slice : private SliceLaunches {
     RunPass(&passes, Pass::kMeasure, 0);
     Apply(set);
     Linear(set);
+    ExactGradients(set);
     KeptGradients(set);
     Gradients(set);
     WideGradients(set);
@@ -419,11 +422,18 @@ class Slice : private SliceLaunches {
     }
   }
 
+  void ExactGradients(const Set& set) {
+    const Set mixed = Among(set, [](const TransportResident& r) { return r.Has(kMixed); });
+    const Table table = TableOf(
+        mixed, [](const Job& job) { return job.count * (ExactGradientBlocks(job, 0) + ExactGradientBlocks(job, 1)); });
+    Later(table, [this](const LaunchTable& t, int64_t blocks) { LaunchExactGradient(t, blocks, stream()); });
+  }
+
   void KeptGradients(const Set& set) {
     using Kind = std::tuple<int, bool, int, Sides, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
-      if (!r.Has(kFloat) || !r.HasKeptGradient()) return;
+      if (!r.HasKeptGradient(kFloat) && !r.HasKeptGradient(kMixed)) return;
       for (int side = 0; side < 2; ++side) {
         const GradientLaunch launch = KeptGradientLaunchOf(job, side);
         if (launch.sides == Sides::kNone) continue;
@@ -445,7 +455,7 @@ class Slice : private SliceLaunches {
     using Kind = std::tuple<int, Parts, int, Sides, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
-      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || r.HasKeptGradient()) return;
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || r.HasKeptGradient(kFloat)) return;
       const int planes = PlanesOf(job);
       for (int side = 0; side < 2; ++side) {
         const GradientLaunch launch = GradientLaunchOf(job, side);
@@ -468,7 +478,8 @@ class Slice : private SliceLaunches {
     using Kind = std::array<int, 5>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
-      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || !HasWideGradient(job) || r.HasKeptGradient()) return;
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || !HasWideGradient(job) || r.HasKeptGradient(kFloat))
+        return;
       for (int side = 0; side < 2; ++side) {
         if (!MakesMeans(job, side)) continue;
         const WideLaunch launch = WideLaunchOf(job, side);

@@ -75,6 +75,17 @@ __device__ inline const T* NumbersOf(const Member& member, int engine) {
   return static_cast<const T*>(job.in.cost.data) + first;
 }
 
+// The term of column j, or of one behind the last, at its present potential: where sweeps read it.
+__device__ inline void StoreTerm(const Member& member, int engine, const EngineState& state, int j) {
+  const int measure = MeasureOf(engine, 1);
+  float term = static_cast<float>(kVoid);
+  if (j < member.job.size[measure]) {
+    const double phi = member.phi(engine, state.parity, 1)[j];
+    term = StreamFrameOf(member, state).ColumnTerm(phi, BaseOf(member, engine, 1, j), member.log_mass(measure)[j]);
+  }
+  member.At<float>(member.job.at.stream_terms[engine])[j] = term;
+}
+
 // One of them.
 __device__ inline float LoadNumber(const float* at) { return __ldg(at); }
 __device__ inline float LoadNumber(const __half* at) { return __half2float(__ldg(at)); }

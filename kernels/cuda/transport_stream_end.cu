@@ -13,18 +13,10 @@ __global__ void __launch_bounds__(kThreads) StreamTermsKernel(LaunchTable table)
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
   const EnginePart part = FindEnginePart<StreamTermBlocks>(job, AllEngines(job), work.block);
-  const int engine = part.engine, measure = MeasureOf(engine, 1);
   const Member member{job, part.member};
-  const EngineState& state = *member.state(engine);
-  if (!IsStreamed(job, state)) return;
+  const EngineState& state = *member.state(part.engine);
   const int j = static_cast<int>(part.block) * kThreads + threadIdx.x;
-  if (j >= StreamColumns(job, engine)) return;
-  float term = static_cast<float>(kVoid);
-  if (j < job.size[measure]) {
-    const double phi = member.phi(engine, state.parity, 1)[j];
-    term = StreamFrameOf(member, state).ColumnTerm(phi, BaseOf(member, engine, 1, j), member.log_mass(measure)[j]);
-  }
-  member.At<float>(job.at.stream_terms[engine])[j] = term;
+  if (IsStreamed(job, state) && j < StreamColumns(job, part.engine)) StoreTerm(member, part.engine, state, j);
 #endif
 }
 

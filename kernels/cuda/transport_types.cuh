@@ -106,6 +106,7 @@ struct alignas(16) Job {
   bool halves;                // Clouds are there as halves.
   bool lean;                  // In no other way, unless the data need more than float32.
   int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
+  int8_t exact_splits[3][2];  // and kExact.
   bool odd_before;            // Whether an odd number of passes came before this slice.
   Precision precision;
   TransportInputs in;  // kappa: of any cost of points.
@@ -139,9 +140,12 @@ struct RelaxationState {
 
 // Anderson acceleration: kernels/cpu/anderson.h says what it does and why.
 constexpr int kAndersonWindow = 8;
-struct AndersonState {
+struct AndersonProgress {
   int32_t active, fresh, count, iterations, restarts, skipped;
   double trial, least;
+};
+struct AndersonState {
+  AndersonProgress progress;
   double gram[kAndersonWindow][kAndersonWindow];
 };
 

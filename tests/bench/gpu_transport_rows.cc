@@ -145,6 +145,10 @@ void AddConvergence(const Add& add) {
         r->check = false, r->repeats = n == 1000 ? 5 : 2;
       });
     }
+    add("to 1e-6 gradient", [&](Row* r) {
+      r->n = r->m = n, r->dim = 64, r->iterations = 20000, r->tolerance = 1e-6, r->gradient = true;
+      r->check = false, r->repeats = n == 1000 ? 5 : 2;
+    });
     for (bool relaxed : {false, true}) {
       add(relaxed ? "mixtures to 1e-6" : "mixtures to 1e-6 plain", [&](Row* r) {
         r->n = r->m = n, r->dim = 64, r->epsilon = 1, r->iterations = 2000, r->tolerance = 1e-6;
@@ -280,6 +284,20 @@ void AddTiny(const Add& add) {
     tiny([&](Row* r) { r->n = 1030, r->m = 1100, r->dim = 3, r->cost = cost, r->epsilon = 1e-3; });
   }
   tiny([](Row* r) { r->dense = true, r->n = 1030, r->m = 1101, r->epsilon = 1e-3; });
+  for (double tolerance : {0.0, 1e-5}) {
+    tiny([&](Row* r) {
+      r->n = 1030, r->m = 1100, r->dim = 40, r->epsilon = 0.02, r->tolerance = tolerance, r->gradient = true;
+    });
+  }
+  // And anew for every half step.
+  for (int64_t dim : {3, 20, 70}) {
+    for (bool debias : {false, true}) {
+      tiny([&](Row* r) {
+        r->n = 1030, r->m = 60, r->dim = dim, r->epsilon = 5e-4 * dim, r->debias = debias, r->gradient = true;
+        r->tolerance = debias ? 0 : 1e-5;
+      });
+    }
+  }
   for (int64_t n : {60, 120, 250, 400, 2048}) {
     tiny([&](Row* r) { r->dense = true, r->n = n, r->m = n == 2048 ? 1024 : n; });
   }

@@ -73,6 +73,31 @@ TEST_P(OutputsTest, ManyCoordinates) {
   }
 }
 
+// Epsilons so small that exponents need float64: more points than a chip has room for, of few coordinates and of many;
+// the last two so many that a GPU keeps exponents in memory.
+TEST_P(OutputsTest, SmallEpsilons) {
+  const int64_t shapes[][3] = {{1060, 70, 1},  {70, 1060, 2},  {1030, 90, 3},    {1030, 50, 4},    {50, 1100, 17},
+                               {1040, 60, 64}, {60, 1040, 70}, {1100, 1000, 40}, {1040, 1020, 100}};
+  for (const auto& [n, m, dim] : shapes) {
+    const bool few = n * m < 200000;
+    if (GetParam() != "cuda" && (!few || dim % 2 == 0)) continue;  // Of CPUs more shapes tell no more.
+    for (int iterations : {few ? 1 : 7, 6}) {
+      Transport problem = RandomClouds(n, m, dim, 1e-3 * dim, 24);
+      const std::string name = absl::StrCat("clouds ", n, " x ", m, " d ", dim, " iterations ", iterations);
+      Case c = Everything(problem, name, iterations);
+      if (!few) c.wanted = kPotentials | kSums | kGradientPoints | kProjections;
+      CheckBothPrecisions(c);
+      if (!few) break;
+      problem.solver.update_rule = UpdateRule::kSymmetric;
+      problem.solver.rho_b = 0.5;
+      CheckBothPrecisions(Everything(problem, name + " relaxed", iterations));
+      problem.point_cost = iterations == 1 ? PointCost::kNegativeDot : PointCost::kCosine;
+      problem.solver = RandomClouds(1, 1, 1, iterations == 1 ? 1e-3 * dim : 1e-3, 24).solver;
+      CheckBothPrecisions(Everything(problem, name + " of another cost", iterations));
+    }
+  }
+}
+
 TEST_P(OutputsTest, Relaxed) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double pairs[][2] = {{0.5, 0.5}, {infinity, 0.3}, {2, infinity}};
@@ -249,6 +274,33 @@ TEST_P(DebiasedTest, Relaxed) {
     CheckDebiased(problem, "equal masses");
     problem.b = Random(33).Masses(12, 1.5);
     CheckDebiased(problem, "unequal masses");
+  }
+}
+
+// As they are trained with, where exponents of the last epsilons need float64: against DOUBLE.
+TEST_P(DebiasedTest, AnnealedToSmallEpsilons) {
+  for (int64_t dim : {2, 3, 20}) {
+    if (GetParam() != "cuda" && dim != 3) continue;
+    Transport problem = RandomClouds(1050, 80, dim, 1e-3 * dim, 35);
+    problem.solver.update_rule = UpdateRule::kSymmetric;
+    Case c = Everything(problem, absl::StrCat("annealed d ", dim), 10);
+    c.solver().debias = true;
+    c.solver().epsilon_decay = 0.25;
+    c.wanted &= ~kPrimalBound;
+    c.solver().precision = Precision::kDouble;
+    const Answer exact = SolveAlone(backend(), c);
+    c.solver().precision = Precision::kStrict;
+    const Answer answer = SolveAlone(backend(), c);
+    ASSERT_TRUE(exact.status.ok() && answer.status.ok()) << c.name;
+    for (Tensor Answer::*potential : {&Answer::f, &Answer::g, &Answer::f_aa, &Answer::g_bb}) {
+      ExpectClose("STRICT against DOUBLE potentials", (answer.*potential).values(), (exact.*potential).values(),
+                  1e-4 * problem.solver.epsilon);
+    }
+    for (Tensor Answer::*gradient : {&Answer::gradient_x, &Answer::gradient_y}) {
+      const Vector wanted = (exact.*gradient).values();
+      ExpectClose("STRICT against DOUBLE gradients", (answer.*gradient).values(), wanted,
+                  1e-4 * oracle::MaxAbs(wanted));
+    }
   }
 }
 
