@@ -243,6 +243,7 @@ __global__ void __launch_bounds__(kAndersonThreads, 1) AndersonKernel(LaunchTabl
   __syncthreads();
   if (threadIdx.x < 32) {
     const double fitted = Fit(gram, plan.known, weight[threadIdx.x % kWindow]);
+    __syncwarp();  // The right side has been read.
     if (static_cast<int>(threadIdx.x) < plan.known) weight[threadIdx.x] = fitted;
   }
   __syncthreads();

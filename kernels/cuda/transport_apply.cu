@@ -1,5 +1,5 @@
-// Passes over the plan at the final potentials: the plan itself, <C, P>, P V and P^T U, and, where transport_gradient.cu
-// and transport_exact_gradient.cu do not, gradients and projections of points. Gradients of |x - y|:
+// Passes over the plan at the final potentials: the plan itself, <C, P>, P V and P^T U, and, where
+// transport_gradient.cu and those beside it do not, gradients and projections of points. Gradients of |x - y|:
 // transport_directions.cu.
 //
 // A block has kTile rows and one chunk of up to kTile columns of the right-hand sides (points of the other side, V or

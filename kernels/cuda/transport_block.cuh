@@ -50,8 +50,11 @@ struct Member {
   }
 };
 
-// False where a slice enqueued the end of what turned out to need more.
+// Whether all that was asked for was stored before others of a looped job went on in another way.
+__device__ inline bool IsStored(const Job& job, const EngineState& state) { return state.stored && !job.looped; }
+// False where a slice enqueued the end of what turned out to need more, or of what is stored.
 __device__ inline bool IsSolved(const Member& member) {
+  if (IsStored(member.job, *member.state(0))) return false;
   for (int e = 0; e < member.job.engines; ++e) {
     if (!member.state(e)->stopped) return false;
   }

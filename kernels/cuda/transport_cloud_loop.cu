@@ -59,7 +59,7 @@ class CloudLoop {
     Store(to, done, whole);
     const bool measured = whole && m_.passes > m_.left;
     if (measured) Measure(to);
-    End(done, to, measured);
+    End(done, to, whole, measured);
   }
 
  private:
@@ -323,11 +323,12 @@ class CloudLoop {
     const double scale = m_.frame.scale, lse = log2(static_cast<double>(ratio)) - phi * scale;
     return MeasurePlain(member_, side, i, phi, reference, lse, scale);
   }
-  // The state after `done` iterations more, with the present potentials those of parity `to`.
-  __device__ void End(int done, int to, bool measured) {
+  // The state after `done` iterations more, with the present potentials those of parity `to`; `whole`: all of them.
+  __device__ void End(int done, int to, bool whole, bool measured) {
     const bool is_last = LastToArrive(meeting_.Other(), kLoopBlocks);
     if (is_last && threadIdx.x == 0) {
       meeting_.Other()[1] = 0;
+      if (!whole) Fall(member_.state(0));
       if (done > 0) MovePlain(member_.job, member_.state(0), done, to);
     }
     if (is_last && measured) EndPlainMeasure(member_, kLoopBlocks);
@@ -354,7 +355,8 @@ __global__ void __launch_bounds__(kCloudLoopThreads, 1) CloudLoopKernel(LaunchTa
     const Job& job = CopyJob(table.jobs[work.job]);
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
-    if (state.mode == kFloat && !state.stopped) CloudLoop<Shape, kProducts>(member, &memory).Run(most);
+    const bool here = state.mode == kFloat && !state.stopped && !state.fallen;
+    if (here) CloudLoop<Shape, kProducts>(member, &memory).Run(most);
     __syncthreads();  // What it had of this problem has been read.
   }
 #endif

@@ -103,6 +103,12 @@ __device__ inline void MovePlain(const Job& job, EngineState* s, int done, int p
   StopAtLimit(job, s);
 }
 
+// A sum has left the range of a launch of many iterations. What is kept is for such launches alone.
+__device__ inline void Fall(EngineState* s) {
+  s->fallen = 1;
+  s->kept = 0;
+}
+
 // Columns' residual at the new rows, which are exact: at the tolerance that is the answer, and the columns' own update
 // cannot make it worse. Before, the columns' next potentials are extrapolated.
 __device__ inline void JudgeColumns(const Job& job, EngineState* s, double error) {

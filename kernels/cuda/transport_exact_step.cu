@@ -3,8 +3,8 @@
 // As in float32 (transport_cloud_step.cuh) a row's potential before tells about how large its sum will be, and that is
 // taken off the exponents. What is left is small, if it counts at all, so that it is fixed point from there on, which
 // costs no conversion of doubles. Where nothing is known the largest exponent of the first tile is taken off, and a bit
-// more, since others may be larger; where sums have left a safe range, that of all tiles, which a pass over whole-numbered
-// exponents finds.
+// more, since others may be larger; where sums have left a safe range, that of all tiles, which a pass over
+// whole-numbered exponents finds.
 #include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 2) ExactStepKernel(LaunchTable table
   __syncthreads();
   const Member member{job, b.member};
   const EngineState* state = member.state(b.engine);
-  if (state->mode != kMixed || (pass == Pass::kIterate && state->stopped)) return;
+  if (state->mode != kMixed || IsIdle(job, *state, pass)) return;
   if (threadIdx.x == 0) {
     const PassView view = ViewOf(member, b.engine, side, pass, state->parity);
     const double* phi = side == 0 ? view.phi[1] : view.phi[0];

@@ -51,17 +51,17 @@ inline size_t ManySharedBytes(int dim) {
 constexpr double kNoTerm = -1e9;
 
 // d = c + a b: 16 rows by 8 columns, of 4 products. Lane l has of rows l / 4 and l / 4 + 8, and of column l / 4, factor
-// l % 4; of c and d columns 2 (l % 4) + 0..1 of these rows.
+// l % 4; of c and d columns 2 (l % 4) + 0..1 of these rows. Volatile: where a warp's lanes part, none may be moved to.
 __device__ inline void MultiplyDoubles(const double (&a)[2], double b, const double (&c)[4], double (&d)[4]) {
-  asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
-      : "=d"(d[0]), "=d"(d[1]), "=d"(d[2]), "=d"(d[3])
-      : "d"(a[0]), "d"(a[1]), "d"(b), "d"(c[0]), "d"(c[1]), "d"(c[2]), "d"(c[3]));
+  asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+               : "=d"(d[0]), "=d"(d[1]), "=d"(d[2]), "=d"(d[3])
+               : "d"(a[0]), "d"(a[1]), "d"(b), "d"(c[0]), "d"(c[1]), "d"(c[2]), "d"(c[3]));
 }
 // d += a b.
 __device__ inline void AddDoubles(const double (&a)[2], double b, double (&d)[4]) {
-  asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-      : "d"(a[0]), "d"(a[1]), "d"(b));
+  asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+               : "d"(a[0]), "d"(a[1]), "d"(b));
 }
 // The same number in another register.
 __device__ inline double Again(double x) {
@@ -301,8 +301,8 @@ struct BeginNothing {
 
 // ---- 2 to the power of values ---------------------------------------------------------------------------------------
 
-// Exponents as fixed point: added to kStart, their sum's lower word has 24 binary digits behind the point, and the upper
-// one is kHigh from -128 to 128.
+// Exponents as fixed point: added to kStart, their sum's lower word has 24 binary digits behind the point, and the
+// upper one is kHigh from -128 to 128.
 class FixedPoint {
  public:
   static constexpr double kStart = 0x1.8p28 + 128;
@@ -326,8 +326,8 @@ class FixedPoint {
   __device__ static float Exp2(int fixed) { return FastExp2(static_cast<float>(fixed) * 0x1p-24f); }
   int highest_ = 0;
 };
-// What the plan's exponents in row i of the block begin with, its mass left out: saturated densities times masses are the
-// plan. Rows without mass have none.
+// What the plan's exponents in row i of the block begin with, its mass left out: saturated densities times masses are
+// the plan. Rows without mass have none.
 __device__ inline double StartOfRow(const ExactSides& sides, const ExactTerms& of, const double* phi,
                                     const double* mass, int row) {
   const int i = min(sides.first_row + row, sides.rows - 1);

@@ -252,6 +252,7 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
     bound = BlockSum(bound, scratch);
   }
   if (threadIdx.x != 0) return;
+  if (job.looped) member.state(0)->stored = 1;
   if (out.value != nullptr) out.value[member.index] = value;
   if (out.dual_bound != nullptr) out.dual_bound[member.index] = cross.value - cross.rounding;
   if (out.value_linear != nullptr) out.value_linear[member.index] = linear;
@@ -264,9 +265,9 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
 // Of `r`'s members and of those after them, `p`'s. Reasons are -1 where there are no members.
 __device__ void AddReport(const JobReport& p, JobReport* r) {
   r->running += p.running;
+  r->looping += p.looping;
   r->modes |= p.modes;
   r->iterations = max(r->iterations, p.iterations);
-  r->least_iterations = min(r->least_iterations, p.least_iterations);
   if (r->diverged < 0 && p.diverged >= 0) r->diverged = p.diverged, r->diverged_iterations = p.diverged_iterations;
   for (int side = 0; side < 2; ++side) r->error[side] = fmax(r->error[side], p.error[side]);
   const bool cut = r->reason == static_cast<int>(StopReason::kTimeBudget);
@@ -278,7 +279,7 @@ __device__ void AddReport(const JobReport& p, JobReport* r) {
 __device__ void StoreReport(const Job& job, JobReport* report) {
   __shared__ JobReport parts[kThreads];
   AwaitKernelBefore();
-  const JobReport none = {0, 0, 0, 1, -1, INT32_MAX, {0, 0}, -1, 0};
+  const JobReport none = {0, 0, 0, 0, 1, -1, {0, 0}, -1, 0};
   JobReport r = none;
   const int64_t each = CeilDiv(job.count, kThreads);
   const int64_t last = min(job.count, (threadIdx.x + 1) * each);
@@ -289,10 +290,10 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
     for (int e = 0; e < job.engines; ++e) {
       const EngineState& s = *member.state(e);
       of_member.running += s.stopped ? 0 : 1;
+      of_member.looping += s.stopped || s.fallen || s.mode != kFloat ? 0 : 1;
       of_member.modes |= 1 << s.mode | 1 << ModeAt(s, job.solver.epsilon);
       if (s.stopped && !s.finite && of_member.diverged < 0)
         of_member.diverged = m, of_member.diverged_iterations = s.iterations;
-      of_member.least_iterations = min(of_member.least_iterations, s.iterations);
     }
     of_member.iterations = worst.iterations;
     of_member.error[0] = worst.marginal_error_a;

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 2) HalfStepKernel(LaunchTable table,
   const Member member{job, b.member};
   const EngineState* state = member.state(b.engine);
   if (pass != Pass::kBound && state->mode != kMode) return;
-  if (pass == Pass::kIterate && state->stopped) return;
+  if (IsIdle(job, *state, pass)) return;
   // 2. Their sums over this block's columns, then what follows.
   const TileContext c = MakeTileContext(job, b.member, b.engine, side, state->epsilon);
   const int tiles = static_cast<int>(CeilDiv(c.columns, kTile)), row0 = b.block * kTile;

@@ -131,12 +131,15 @@ class TransportResident final : public Resident {
     c.marginal_error_b = r.error[1];
     c.stop_reason = static_cast<StopReason>(r.reason);
     modes_ = r.modes;
-    // Iterations that were left out since a sum left the range of floats: others go on. So they do where not all
-    // engines are in float32. What was kept for loops alone is not for them: exponents are kept anew.
-    const bool fell_short = looping_ && r.running > 0 && (hopeful_ || r.least_iterations < launched_);
-    if (fell_short) launched_ = r.least_iterations;
-    if (job_.looped && (fell_short || modes_ != 1 << kFloat)) job_.looped = kept_ = swept_ = false;
-    const bool disappointed = fell_short || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
+    // Members of looped jobs whose sums have left the range of floats, or that need float64, wait until all others are
+    // through. Then they go on as they would alone: what was kept for loops is not for them, and passes count from 0.
+    const bool left = job_.looped && r.running > 0 && r.looping == 0;
+    if (job_.looped && r.looping > 0) modes_ = 1 << kFloat;
+    if (left) {
+      job_.looped = kept_ = swept_ = false;
+      launched_ = 0;
+    }
+    const bool disappointed = left || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
     hopeful_ = looping_ = false;
     if (disappointed) stage_ = Stage::kIterate;
     if (finished_ && !disappointed) {

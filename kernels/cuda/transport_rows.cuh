@@ -32,6 +32,11 @@ __device__ inline RowBlock FindRowBlock(const Job& job, int64_t index, int side,
   return found;
 }
 
+// Whether a pass has nothing to do for an engine.
+__device__ inline bool IsIdle(const Job& job, const EngineState& state, Pass pass) {
+  return pass == Pass::kIterate ? state.stopped != 0 : pass == Pass::kMeasure && IsStored(job, state);
+}
+
 // Where a pass finds potentials and weights, by side.
 struct PassView {
   const double* phi[2];

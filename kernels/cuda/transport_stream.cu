@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1)
   StreamColumnsOf<kQuads, T> columns(member.At<float>(job.at.stream_terms[engine]), row_numbers);
   const EngineState& state = *member.state(engine);
   RowSource source = LoadRowSource(member, engine, row_at(thread));
-  const bool idle = !IsStreamed(job, state) || (pass == Pass::kIterate && state.stopped);
+  const bool idle = !IsStreamed(job, state) || IsIdle(job, state, pass);
   if (threadIdx.x == 0) {
     frame = StreamFrameOf(member, state);
     rule = RowRuleOf(member, engine, state, pass);

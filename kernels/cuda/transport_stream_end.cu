@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   const double phi_of[2] = {member.phi(engine, 0, 1)[j], member.phi(engine, 1, 1)[j]};
   const double base = BaseOf(member, engine, 1, j), log_mass = member.log_mass(measure)[j];
   RowStep row = {0, member.Shift(engine, 1, j), member.mass(measure)[j], state->epsilon, state->relax, state->parity};
-  const bool idle = !IsStreamed(job, *state) || (iterates && state->stopped);
+  const bool idle = !IsStreamed(job, *state) || IsIdle(job, *state, pass);
   const StreamFrame frame = StreamFrameOf(member, *state);
   const double least = kLeastShare * state->total_mass[0];
   row.phi = row.parity == 0 ? phi_of[0] : phi_of[1];

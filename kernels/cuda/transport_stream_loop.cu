@@ -384,7 +384,10 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
   // The last thing: the state after `done` iterations more, with the present potentials those of parity `to`.
   __device__ void End(int done, int to) {
     const bool is_last = present_ ? LastToArrive(meeting_.Other(), kLoopBlocks) : memory_.rank == 0;
-    if (is_last && threadIdx.x == 0 && done > 0) MovePlain(member_.job, member_.state(0), done, to);
+    if (is_last && threadIdx.x == 0) {
+      if (lost_ && !present_) Fall(member_.state(0));
+      if (done > 0) MovePlain(member_.job, member_.state(0), done, to);
+    }
     if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks);
     if (threadIdx.x == 0) meeting_.Leave();
   }
@@ -409,7 +412,7 @@ __global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table,
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
     const bool here = kIsRead<T> ? IsStreamed(job, state) : state.mode == kFloat;
-    if (here && !state.stopped) LoopSweeps<T, kQuads, kRows>(member, &memory).Run(most);
+    if (here && !state.stopped && !state.fallen) LoopSweeps<T, kQuads, kRows>(member, &memory).Run(most);
     __syncthreads();  // What it had of this problem has been read.
   }
 #endif

@@ -170,19 +170,23 @@ struct EngineState {
   int32_t reason;       // StopReason
   int32_t mode;         // Mode at epsilon.
   int32_t converged;
-  int16_t finite;
-  int16_t measured;     // By so many blocks of the kernel that made the last iterations; 0: as IsStreamed says.
+  int8_t finite;
+  int8_t fallen;     // Its sums have left the range of launches of many iterations: half steps go on, after all others.
+  int8_t stored;     // Of looped jobs: all that was asked for is.
+  uint8_t measured;  // By so many blocks of the kernel that made the last iterations; 0: as IsStreamed says.
   float float_epsilon;  // From which on float32 exponents serve: kFloat, below kMixed.
 };
 
+static_assert(kProcessors <= UINT8_MAX, "measured");
+
 // What the host reads of a job after each slice.
 struct JobReport {
-  int32_t running;  // Engines that still iterate.
+  int32_t running;  // Engines that still iterate,
+  int32_t looping;  // and those of them that launches of many iterations may.
   int32_t modes;    // 1 << Mode, over all engines.
   int32_t iterations;
   int32_t converged;
   int32_t reason;
-  int32_t least_iterations;
   double error[2];
   int64_t diverged;  // The first member that is not finite, or -1.
   int32_t diverged_iterations;

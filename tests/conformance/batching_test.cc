@@ -435,6 +435,36 @@ TEST_P(BatchingTest, MembersAreProblems) {
   }
 }
 
+// Whatever a GPU does with problems of their size, iterations by launches of many included. One member is so spread out
+// that it may need another way than its neighbours.
+TEST_P(BatchingTest, MembersOfEverySize) {
+  if (GetParam() != "cuda") GTEST_SKIP() << "sizes of a GPU";
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  constexpr int64_t kCount = 3;
+  const std::vector<LargeShape> shapes = {{300, 200, 20, 0.1, 40, kStrict},    {1100, 1300, 40, 0.1, 600, kStrict},
+                                          {1100, 1060, 3, 0.05, 600, kFast},   {1100, 4300, 20, 0.1, 400, kFast},
+                                          {1030, 4400, 3, 0.05, 300, kStrict}, {1030, 14100, 30, 0.1, 150, kFast},
+                                          {1100, 1000, 40, 0.02, 20, kStrict}, {1030, 80, 3, 1e-3, 20, kStrict}};
+  Random random(12);
+  for (const LargeShape& of : shapes) {
+    for (double spread : {1.0, 4.0}) {
+      const std::string name = absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " spread ", spread);
+      Case c = CaseOf(RandomClouds(of.n, of.m, of.dim, of.epsilon, 90), name);
+      Vector x = random.Uniforms(kCount * of.n * of.dim, 0, 1);
+      for (int64_t i = of.n * of.dim; i < 2 * of.n * of.dim; ++i) x[i] *= spread;
+      c.problem.count = kCount;
+      c.x = Tensor::Of(x);
+      c.y = Tensor::Shared(random.Uniforms(of.m * of.dim, 0, 1));
+      c.a = Tensor::Shared(random.Masses(of.n));
+      c.b = Tensor::Shared(random.Masses(of.m));
+      c.solver().max_iterations = of.iterations;
+      c.solver().precision = of.precision;
+      c.wanted = kPotentials | kGradientPoints;
+      ExpectMembersAreProblems(c);
+    }
+  }
+}
+
 INSTANTIATE_ON_BACKENDS(BatchingTest);
 
 }  // namespace

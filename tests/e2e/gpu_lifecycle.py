@@ -52,6 +52,8 @@ EVERYTHING = (
     "point_cloud:5000x5000x3:20",
     "point_cloud:500x300x3:300:epsilon=0.001:tolerance=1e-4",
     "point_cloud:1500x1500x5:20:double",
+    "point_cloud:2000x1900x3:20:gradient:epsilon=0.002",
+    "point_cloud:1500x1400x40:40:gradient:epsilon=0.03:tolerance=1e-5",
 )
 
 
