@@ -1,0 +1,231 @@
+// What a slice enqueues for transport problems that are through, once their plans are measured: everything that was
+// asked for beyond potentials, and, last, what is stored and reported.
+#ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_OUTPUTS_H_
+#define SINKHORN_KERNELS_CUDA_TRANSPORT_OUTPUTS_H_
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_launches.h"
+#include "kernels/cuda/transport_resident.h"
+
+namespace sinkhorn {
+namespace cuda {
+
+class OutputLaunches : protected SliceLaunches {
+ protected:
+  using SliceLaunches::SliceLaunches;
+
+  void MakeOutputs(const Set& set) {
+    Apply(set);
+    Linear(set);
+    ExactGradients(set);
+    KeptGradients(set);
+    Gradients(set);
+    WideGradients(set);
+    OtherGradients(set);
+    Sparse(Among(set, [](const TransportResident& r) { return r.job().out.sparse_plan.max_entries > 0; }));
+    Bound(Among(set, [](const TransportResident& r) { return r.job().wants_bound; }));
+  }
+
+  // Stores what is through, and reports on all.
+  void End(const Set& preparing, const Set& finishing) {
+    void* address = nullptr;
+    auto* reports = static_cast<JobReport*>(context()->HostVisible(residents().size() * sizeof(JobReport), &address));
+    auto* device_reports = static_cast<JobReport*>(address);
+    const Table vectors = TableOf(finishing, [](const Job& job) { return job.count * StoreBlocks(job); });
+    const Table scalars = TableOf(finishing, [](const Job& job) { return job.count; });
+    const Table all = TableOf(Select([](const TransportResident&) { return true; }), [](const Job&) { return 1; });
+    Later(all, [=](const LaunchTable& t, int64_t) {
+      LaunchEnd({At(vectors), At(scalars), t, vectors.blocks, scalars.blocks, device_reports}, stream());
+    });
+    for (size_t k = 0; k < residents().size(); ++k) {
+      const int number = static_cast<int>(k);
+      residents()[k]->ExpectReport(&reports[k], std::binary_search(preparing.begin(), preparing.end(), number),
+                                   std::binary_search(finishing.begin(), finishing.end(), number));
+    }
+  }
+
+ private:
+  void Apply(const Set& set) {
+    using Kind = std::tuple<int, Source, Mode>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      for (int side = 0; side < 2; ++side) {
+        AddModes(r, [&](Mode mode) {
+          if (ApplyBlocks(r.job(), mode, side) > 0) add({side, SourceOf(r.job()), mode});
+        });
+      }
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      const Table table = TableOf(chosen, [kind = kind](const Job& job) {
+        const auto [side, source, mode] = kind;
+        return job.count * ApplyBlocks(job, mode, side);
+      });
+      Later(table, [this, kind = kind](const LaunchTable& t, int64_t blocks) {
+        const auto [side, source, mode] = kind;
+        LaunchApply(t, blocks, source, mode, side, stream());
+      });
+    }
+  }
+
+  void ExactGradients(const Set& set) {
+    const Set mixed = Among(set, [](const TransportResident& r) { return r.Has(kMixed); });
+    const Table table = TableOf(
+        mixed, [](const Job& job) { return job.count * (ExactGradientBlocks(job, 0) + ExactGradientBlocks(job, 1)); });
+    Later(table, [this](const LaunchTable& t, int64_t blocks) { LaunchExactGradient(t, blocks, stream()); });
+  }
+
+  void KeptGradients(const Set& set) {
+    using Kind = std::tuple<int, bool, int, Sides, int>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      if (!r.HasKeptGradient(kFloat) && !r.HasKeptGradient(kMixed)) return;
+      for (int side = 0; side < 2; ++side) {
+        const GradientLaunch launch = KeptGradientLaunchOf(job, side);
+        if (launch.sides == Sides::kNone) continue;
+        add({PlanesOf(job), KeepsDensities(job), KeptParts(job), launch.sides, launch.ranks});
+      }
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const int planes = std::get<0>(kind), parts = std::get<2>(kind);
+      const bool densities = std::get<bool>(kind);
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
+      const Table table = TableOf(jobs, [&](const Job& job) { return KeptGradientBlocks(job, launch); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) {
+        LaunchKeptGradient(t, blocks, planes, densities, parts, launch, stream());
+      });
+    }
+  }
+
+  void Gradients(const Set& set) {
+    using Kind = std::tuple<int, Parts, int, Sides, int>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || r.HasKeptGradient(kFloat)) return;
+      const int planes = PlanesOf(job);
+      for (int side = 0; side < 2; ++side) {
+        const GradientLaunch launch = GradientLaunchOf(job, side);
+        if (launch.sides == Sides::kNone) continue;
+        add({planes, PartsOf(planes, job.dim), CloudRowBytes(job.dim), launch.sides, launch.ranks});
+      }
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const int planes = std::get<0>(kind);
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
+      int dim = 0;
+      for (int k : jobs) dim = std::max(dim, residents()[k]->job().dim);
+      const Table table = TableOf(jobs, [&](const Job& job) { return GradientBlocks(job, launch); });
+      Later(table,
+            [=](const LaunchTable& t, int64_t blocks) { LaunchGradient(t, blocks, planes, dim, launch, stream()); });
+    }
+  }
+
+  void WideGradients(const Set& set) {
+    using Kind = std::array<int, 5>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      if (!r.Has(kFloat) || !HasGradientKernel(job, kFloat) || !HasWideGradient(job) || r.HasKeptGradient(kFloat))
+        return;
+      for (int side = 0; side < 2; ++side) {
+        if (!MakesMeans(job, side)) continue;
+        const WideLaunch launch = WideLaunchOf(job, side);
+        const int planes = PlanesOf(job), parts = static_cast<int>(PartsOf(planes, job.dim));
+        add({side, planes, parts, launch.splits, launch.ranks});
+      }
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const auto [side, planes, parts, splits, ranks] = kind;
+      int dim = 0, chunks = 0;
+      for (int k : jobs) {
+        dim = std::max(dim, residents()[k]->job().dim);
+        chunks = std::max(chunks, WideChunks(residents()[k]->job(), side));
+      }
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const Table densities = TableOf(jobs, [=, side = side, splits = splits](const Job& job) {
+          return DensityBlocks(job, splits, side, chunk);
+        });
+        Later(densities, [=, side = side, planes = planes, splits = splits](const LaunchTable& t, int64_t blocks) {
+          LaunchDensities(t, blocks, planes, dim, splits, side, chunk, stream());
+        });
+        const Table means = TableOf(
+            jobs, [=, side = side, ranks = ranks](const Job& job) { return WideBlocks(job, ranks, side, chunk); });
+        Later(means, [=, side = side, planes = planes, ranks = ranks](const LaunchTable& t, int64_t blocks) {
+          LaunchWideGradient(t, blocks, planes, ranks, side, chunk, stream());
+        });
+      }
+    }
+  }
+
+  // Of costs that are no squared distances, after all others.
+  void OtherGradients(const Set& set) {
+    for (int side = 0; side < 2; ++side) {
+      const Set chosen = Among(set, [side](const TransportResident& r) { return DirectionBlocks(r.job(), side) > 0; });
+      const Table table = TableOf(chosen, [side](const Job& job) { return job.count * DirectionBlocks(job, side); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchDirections(t, blocks, side, stream()); });
+    }
+    const Set turned = Among(set, [](const TransportResident& r) { return TurnBlocks(r.job()) > 0; });
+    const Table table = TableOf(turned, [](const Job& job) { return job.count * TurnBlocks(job); });
+    Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchTurn(t, blocks, stream()); });
+  }
+
+  void Linear(const Set& set) {
+    const auto modes = ByKind<Mode>(set, [](const TransportResident& r, auto add) {
+      if (LinearBlocks(r.job()) > 0) AddModes(r, add);
+    });
+    for (const auto& [mode, chosen] : modes) {
+      const Table table = TableOf(chosen, [](const Job& job) { return job.count * LinearBlocks(job); });
+      Later(table,
+            [this, mode = mode](const LaunchTable& t, int64_t blocks) { LaunchLinear(t, blocks, mode, stream()); });
+    }
+  }
+
+  // Entries are counted, placed, stored.
+  void Sparse(const Set& set) {
+    using Kind = std::pair<Source, Mode>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      AddModes(r, [&](Mode mode) { add({SourceOf(r.job()), mode}); });
+    });
+    for (bool storing : {false, true}) {
+      for (const auto& [kind, chosen] : kinds) {
+        const Table table = TableOf(chosen, [](const Job& job) { return job.count * SparseBlocks(job); });
+        Later(table, [=, kind = kind](const LaunchTable& t, int64_t blocks) {
+          LaunchSparse(t, blocks, kind.first, kind.second, storing, stream());
+        });
+      }
+      if (storing) continue;
+      const Table places = TableOf(set, [](const Job& job) { return job.count; });
+      Later(places, [=](const LaunchTable& t, int64_t blocks) { LaunchSparsePlaces(t, blocks, stream()); });
+    }
+  }
+
+  // BoundStart, three passes for sums, and the value; scalars add it up.
+  void Bound(const Set& set) {
+    const auto sources = ByKind<Source>(set, [](const TransportResident& r, auto add) { add(SourceOf(r.job())); });
+    for (const auto& [source, chosen] : sources) {
+      const Table start =
+          TableOf(chosen, [](const Job& job) { return job.count * (RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1)); });
+      Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundStart(t, blocks, stream()); });
+      for (int step = 0; step < 3; ++step) {
+        const int side = step == 1 ? 1 : 0;
+        const Table pass = TableOf(chosen, [side](const Job& job) {
+          return job.count * int64_t{RowBlocks(job, 0, side)} * Splits(job, 0, side);
+        });
+        Later(pass, [=, source = source](const LaunchTable& t, int64_t blocks) {
+          LaunchHalfStep(t, blocks, source, kDouble, side, Pass::kBound, step, stream());
+        });
+      }
+      const Table value = TableOf(chosen, [](const Job& job) { return job.count * BoundBlocks(job); });
+      Later(value, [this, source = source](const LaunchTable& t, int64_t blocks) {
+        LaunchBoundValue(t, blocks, source, stream());
+      });
+    }
+  }
+};
+
+}  // namespace cuda
+}  // namespace sinkhorn
+
+#endif  // SINKHORN_KERNELS_CUDA_TRANSPORT_OUTPUTS_H_
