@@ -202,8 +202,6 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
       if (threadIdx.x == 0) member.At<double>(job.at.linear_value)[block] = linear;
     }
     if (!multiply) continue;
-    const double* mine = member.At<double>(job.at.points64[side]);
-    const double* my_centre = member.At<double>(job.at.centre[side]);
     const double* centre = member.At<double>(job.at.centre[other]);
     const OutputView& projection = ProjectionOf(job, side);
     const OutputView& product = side == 0 ? job.out.plan_v : job.out.plan_transpose_u;
@@ -226,8 +224,7 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
           StoreOutput(projection, at, mass[r] > 0 ? value / mass[r] + centre[k] : 0);
         }
         if (!wants_gradient) continue;
-        const double x = IsNegativeDot(job) ? -centre[k] : mine[i * job.dim + k] + (my_centre[k] - centre[k]);
-        gradient[r][q] += (t == 0 ? 2 : -2) * job.in.kappa * (mass[r] * x - value);
+        gradient[r][q] += GradientTerm(member, side, t > 0, i, k, mass[r], value);
         if (t + 1 == terms) StoreGradient(member, side, i, k, gradient[r][q]);
       }
     }

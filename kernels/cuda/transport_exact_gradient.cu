@@ -5,6 +5,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_exact_tiles.cuh"
 #include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_plan.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -116,16 +117,13 @@ __global__ void __launch_bounds__(kThreads, 2) ExactGradientKernel(LaunchTable t
     const int row = threadIdx.x / (kFewDims + 1), k = threadIdx.x % (kFewDims + 1);
     const int64_t i = sides.first_row + row;
     if (i >= sides.rows || k >= job.dim) continue;
-    const double* my_centre = member.At<double>(job.at.centre[side]);
-    const double* centre = member.At<double>(job.at.centre[other]);
     const double mass = member.mass(own)[i] * sums[row][0], value = member.mass(own)[i] * sums[row][1 + k];
     if (t == 0 && ProjectsMeans(job, side)) {
       StoreOutput(ProjectionOf(job, side), (member.index * sides.rows + i) * job.dim + k,
-                  mass > 0 ? value / mass + centre[k] : 0);
+                  mass > 0 ? value / mass + member.At<double>(job.at.centre[other])[k] : 0);
     }
     if (!WantsGradient(job, side)) continue;
-    const double x = IsNegativeDot(job) ? -centre[k] : sides.x[i * job.dim + k] + (my_centre[k] - centre[k]);
-    gradient += (t == 0 ? 2 : -2) * job.in.kappa * (mass * x - value);
+    gradient += GradientTerm(member, side, t > 0, i, k, mass, value);
     if (t + 1 == of.terms) StoreGradient(member, side, i, k, gradient);
   }
 #endif

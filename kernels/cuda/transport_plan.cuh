@@ -31,6 +31,18 @@ __device__ inline T PlanEntry(TE z, TE row_term, TE column_term) {
   return Saturated(static_cast<T>(Plus(z, Plus(row_term, column_term))));
 }
 
+// A term of coordinate k of the gradient to row i of a side, by the row's mass and sum_j P_ij y_jk: of the plan with
+// the other cloud; `self`: of debiased problems' plan with its own, which is taken off.
+__device__ inline double GradientTerm(const Member& member, int side, bool self, int64_t i, int64_t k, double mass,
+                                      double value) {
+  const Job& job = member.job;
+  const double mine = member.At<double>(job.at.centre[side])[k];
+  const double theirs = self ? mine : member.At<double>(job.at.centre[1 - side])[k];
+  const double* points = member.At<double>(job.at.points64[side]);
+  const double x = IsNegativeDot(job) ? -theirs : points[i * job.dim + k] + (mine - theirs);
+  return (self ? -2 : 2) * job.in.kappa * (mass * x - value);
+}
+
 }  // namespace cuda
 }  // namespace sinkhorn
 
