@@ -300,7 +300,9 @@ absl::Status Lane::Launch(double slice_seconds) {
 }
 
 absl::Status Lane::Await() {
-  return context_->Check(slice_end_.Await(stream_, context_->options.spin_us), "awaiting a slice");
+  cudaError_t error = slice_end_.Mark(stream_);
+  if (error == cudaSuccess) error = slice_end_.Await(context_->options.spin_us);
+  return context_->Check(error, "awaiting a slice");
 }
 
 // ---- From the device ------------------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ void Pause() {
 #endif
 }
 
-}  // namespace
-
+// Polls `event`, which was made with cudaEventBlockingSync, for `spin_us`, then sleeps until it is over.
 cudaError_t AwaitEvent(cudaEvent_t event, int64_t spin_us) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us);
   do {
@@ -32,8 +31,10 @@ cudaError_t AwaitEvent(cudaEvent_t event, int64_t spin_us) {
     if (error != cudaErrorNotReady) return error;
     Pause();
   } while (std::chrono::steady_clock::now() < end);
-  return cudaEventSynchronize(event);  // Made with cudaEventBlockingSync, so it sleeps.
+  return cudaEventSynchronize(event);
 }
+
+}  // namespace
 
 // ---- Signal ---------------------------------------------------------------------------------------------------------
 
@@ -63,24 +64,27 @@ Signal::~Signal() {
   if (event_ != nullptr) (void)cudaEventDestroy(event_);
 }
 
-cudaError_t Signal::Await(cudaStream_t stream, int64_t spin_us) {
+cudaError_t Signal::Mark(cudaStream_t stream) {
   static const Write kWrite;
-  if (cudaError_t error = cudaEventRecord(event_, stream); error != cudaSuccess) return error;
-  const uint32_t awaited = ++last_;
+  stream_ = stream;
   const auto address = reinterpret_cast<unsigned long long>(block_.data());
-  if (kWrite.function == nullptr || kWrite.function(stream, address, awaited, 0) != 0) {
-    return AwaitEvent(event_, spin_us);
-  }
+  written_ = kWrite.function != nullptr && kWrite.function(stream, address, ++last_, 0) == 0;
+  return written_ ? cudaSuccess : cudaEventRecord(event_, stream);
+}
+
+cudaError_t Signal::Await(int64_t spin_us) {
+  if (!written_) return AwaitEvent(event_, spin_us);
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us);
   do {
     for (int i = 0; i < 32; ++i) {
-      if (*word_ == awaited) {
+      if (*word_ == last_) {
         std::atomic_thread_fence(std::memory_order_acquire);  // The stream wrote it after all else.
         return cudaSuccess;
       }
       Pause();
     }
   } while (std::chrono::steady_clock::now() < end);
+  if (cudaError_t error = cudaEventRecord(event_, stream_); error != cudaSuccess) return error;
   return cudaEventSynchronize(event_);  // Sleeps, and returns what went wrong if the word is never written.
 }
 
@@ -110,22 +114,15 @@ char* Arena::Take(size_t bytes) {
 
 // ---- Staging --------------------------------------------------------------------------------------------------------
 
-Staging::~Staging() {
-  for (Chunk& chunk : chunks_) {
-    if (chunk.free != nullptr) (void)cudaEventDestroy(chunk.free);
-  }
-}
-
 absl::Status Staging::Init(cudaStream_t stream) {
   stream_ = stream;
   memory_ = PoolBlock(&context_->pinned_pool, kChunkBytes * kChunkCount);
   if (memory_.data() == nullptr) return absl::ResourceExhaustedError("no pinned memory");
-  chunks_.resize(kChunkCount);
+  chunks_ = std::vector<Chunk>(kChunkCount);
   for (size_t i = 0; i < kChunkCount; ++i) {
     chunks_[i].memory = memory_.data() + i * kChunkBytes;
-    const cudaError_t error =
-        cudaEventCreateWithFlags(&chunks_[i].free, cudaEventDisableTiming | cudaEventBlockingSync);
-    if (absl::Status status = context_->Check(error, "creating an event"); !status.ok()) return status;
+    const cudaError_t error = chunks_[i].free.Init(&context_->pinned_pool);
+    if (absl::Status status = context_->Check(error, "making a signal"); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -159,7 +156,7 @@ absl::Status Staging::In(absl::Span<const Transfer> transfers) {
     const Stretch stretch = Fill(transfers, &next, &skip, chunk.memory, /*in=*/true);
     context_->copy_team.Run(copies_);
     cudaError_t error = cudaMemcpyAsync(stretch.device, chunk.memory, stretch.bytes, cudaMemcpyHostToDevice, stream_);
-    if (error == cudaSuccess) error = cudaEventRecord(chunk.free, stream_);
+    if (error == cudaSuccess) error = chunk.free.Mark(stream_);
     if (absl::Status status = context_->Check(error, "copying to the device"); !status.ok()) return status;
   }
   return absl::OkStatus();
@@ -172,7 +169,7 @@ absl::Status Staging::Out(absl::Span<const Transfer> transfers) {
     if (absl::Status status = AwaitChunk(&chunk); !status.ok()) return status;
     const Stretch stretch = Fill(transfers, &next, &skip, chunk.memory, /*in=*/false);
     cudaError_t error = cudaMemcpyAsync(chunk.memory, stretch.device, stretch.bytes, cudaMemcpyDeviceToHost, stream_);
-    if (error == cudaSuccess) error = cudaEventRecord(chunk.free, stream_);
+    if (error == cudaSuccess) error = chunk.free.Mark(stream_);
     if (absl::Status status = context_->Check(error, "copying from the device"); !status.ok()) return status;
     chunk.copies.swap(copies_);
   }
@@ -184,7 +181,7 @@ absl::Status Staging::Out(absl::Span<const Transfer> transfers) {
 
 // Until the chunk may be used anew.
 absl::Status Staging::AwaitChunk(Chunk* chunk) {
-  const cudaError_t error = AwaitEvent(chunk->free, context_->options.spin_us);
+  const cudaError_t error = chunk->free.Await(context_->options.spin_us);
   if (absl::Status status = context_->Check(error, "awaiting a copy"); !status.ok()) return status;
   context_->copy_team.Run(chunk->copies);
   chunk->copies.clear();

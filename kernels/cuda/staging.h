@@ -41,11 +41,34 @@ struct Transfer {
   size_t bytes;
 };
 
+// The end of what is enqueued on a stream, as a word in pinned memory that the device writes: polling it costs nobody
+// anything, whereas each cudaEventQuery takes 1.5 us and a lock of the driver's that other lanes' launches want. An
+// event that can be slept for is worse: wherever one is recorded, awaited or not, it interrupts a core and wakes a
+// thread of the driver's. At some 20,000 of them a second a server of 64 clients answered 55,000 requests/s, the
+// slowest hundredth in 14 ms; without, 178,000 and 1.6 ms. So it is recorded when someone is about to sleep.
+class Signal {
+ public:
+  ~Signal();
+  cudaError_t Init(BlockPool* pinned_pool);
+  // To come when all that is on `stream` now is over.
+  cudaError_t Mark(cudaStream_t stream);
+  // Polls for `spin_us`, then sleeps, until what was marked last has come; at once if nothing was. Returns its error.
+  cudaError_t Await(int64_t spin_us);
+
+ private:
+  struct Write;
+  PoolBlock block_;
+  volatile uint32_t* word_ = nullptr;
+  uint32_t last_ = 0;
+  bool written_ = true;  // By the device; or event_ was recorded.
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t event_ = nullptr;
+};
+
 // Copies between ordinary host memory and the device in chunks: while one is on the bus, the next is packed.
 class Staging {
  public:
   explicit Staging(Context* context) : context_(context) {}
-  ~Staging();
   absl::Status Init(cudaStream_t stream);
 
   // Enqueues all `transfers` to the device, in ascending order of device address. The host's memory has been read on
@@ -57,8 +80,8 @@ class Staging {
  private:
   struct Chunk {
     char* memory = nullptr;
-    cudaEvent_t free = nullptr;  // Its last copy is over.
-    std::vector<Copy> copies;    // Out: what remains to be done when it has arrived.
+    Signal free;               // Its last copy is over.
+    std::vector<Copy> copies;  // Out: what remains to be done when it has arrived.
   };
   // What goes to or from one chunk: a stretch of device memory.
   struct Stretch {
@@ -75,26 +98,6 @@ class Staging {
   size_t turn_ = 0;
   std::vector<Copy> copies_;
 };
-
-// The end of what is enqueued on a stream, as a word in pinned memory that the device writes: polling it costs nobody
-// anything, whereas each cudaEventQuery takes 1.5 us and a lock of the driver's that other lanes' launches want.
-class Signal {
- public:
-  ~Signal();
-  cudaError_t Init(BlockPool* pinned_pool);
-  // Polls for `spin_us`, then sleeps, until all that is on `stream` now is over. Returns its error.
-  cudaError_t Await(cudaStream_t stream, int64_t spin_us);
-
- private:
-  struct Write;
-  PoolBlock block_;
-  volatile uint32_t* word_ = nullptr;
-  uint32_t last_ = 0;
-  cudaEvent_t event_ = nullptr;
-};
-
-// Polls `event` for `spin_us`, then sleeps until it is over.
-cudaError_t AwaitEvent(cudaEvent_t event, int64_t spin_us);
 
 }  // namespace cuda
 }  // namespace sinkhorn
