@@ -165,6 +165,18 @@ int ExactSplits(const Job& job, int engine, int side) {
 
 }  // namespace
 
+namespace {
+
+// Whether iterations of FAST are judged, for which its own densities are too coarse to be held, and would be held if it
+// were STRICT, which takes less time than to sweep it.
+bool IsHeldAsStrict(Job job) {
+  if (IsPlain(job) || !KeepsHalves(job)) return false;
+  job.precision = Precision::kStrict;
+  return KeepsExponents(job) && HeldBlocks(job) > 0;
+}
+
+}  // namespace
+
 int CloudSplits(int64_t rows, int64_t columns, int dim) {
   return BestSplits(CeilDiv(rows, kCloudRows), CeilDiv(columns, kCloudTile), kProcessors, 2.0 / CloudDepths(dim));
 }
@@ -189,6 +201,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   job.in.kappa = CostFactor(problem.transport);
   job.solver = problem.solver;
   job.out = problem.outputs;
+  if (kernels.held && IsHeldAsStrict(job)) job.precision = Precision::kStrict;
   for (int e = 0; e < job.engines && !job.dense; ++e) {
     for (int side = 0; side < 2; ++side) {
       job.cloud_splits[e][side] =

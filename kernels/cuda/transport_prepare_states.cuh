@@ -209,7 +209,7 @@ __device__ void PrepareStates(const Member& member) {
   s.mode = ModeAt(s, s.epsilon);
   s.reason = static_cast<int>(StopReason::kMaxIterations);
   if (engine == 0 && IsAccelerated(job)) {
-    s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip;
+    s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip && !(job.held && s.mode == kFloat);
     *member.anderson() = {{1, 1, 0, 0, 0, 0, INFINITY, INFINITY}, {}};
   }
   if (s.starting) {

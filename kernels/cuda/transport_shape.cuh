@@ -145,14 +145,24 @@ __host__ __device__ inline int StreamColumns(const Job& job, int engine) {
   return job.dense && columns % 4 == 0 ? columns : static_cast<int>(CeilDiv(columns, kCloudTile) * kCloudTile);
 }
 __host__ __device__ inline bool KeepsHalves(const Job& job) { return !job.dense && PlanesOf(job) == 1; }
+// Whether iterations are alternating half steps at one epsilon; and to the marginals, as many as were asked for.
+__host__ __device__ inline bool IsAlternating(const Job& job) {
+  return job.engines == 1 && !job.symmetric && job.solver.epsilon_decay == 0;
+}
+__host__ __device__ inline bool IsPlain(const Job& job) {
+  const SolverOptions& solver = job.solver;
+  return IsAlternating(job) && solver.tolerance == 0 && std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
+}
 // Held jobs: streamed ones whose densities so many blocks of a device together have room for, in shared memory and
 // registers, from one iteration to the next (transport_stream_held.cu). A whole device, or half of it: two problems are
-// then solved at once. Of those whose iterations are plain; not more of them than others may wait for: sweeps go on.
+// then solved at once. Of those whose iterations alternate; not more of them than others may wait for: sweeps go on.
 constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 32;  // Of a block; columns that it adds up.
 constexpr int kHeldColumnsMost = 4096, kHeldIterationsMost = 512;
 constexpr int kHeldQuadColumns = 4 * kHeldThreads;
 constexpr int kHeldBytes = 216 * 1024, kHeldBytesMost = 227 * 1024;  // Of shared memory: rows; all.
+constexpr int kHeldJudgingBytes = 1024;                              // Where iterations are judged.
 constexpr int kHeldRegisters = 32;                                   // Of a thread, for rows.
+__host__ __device__ constexpr int HeldBytes(bool judged) { return kHeldBytes - (judged ? kHeldJudgingBytes : 0); }
 __host__ __device__ constexpr int HeldRowsOfRegisters(int quads, int number_bytes) {
   return kHeldRegisters * 4 / (quads * 4 * number_bytes);
 }
@@ -164,17 +174,13 @@ __host__ __device__ inline int HeldQuads(const Job& job) {  // Of columns, that 
 __host__ __device__ inline int HeldRoom(const Job& job, bool registers) {  // Rows that a block has room for.
   const int number_bytes = KeepsHalves(job) ? 2 : 4, quads = HeldQuads(job);
   const int columns = HeldRowsArePadded(quads, number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
-  return kHeldBytes / (columns * number_bytes) + (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
-}
-// Whether iterations are alternating half steps to the marginals, as many as were asked for, at one epsilon.
-__host__ __device__ inline bool IsPlain(const Job& job) {
-  const SolverOptions& solver = job.solver;
-  return job.engines == 1 && !job.symmetric && solver.tolerance == 0 && solver.epsilon_decay == 0 &&
-         std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
+  return HeldBytes(!IsPlain(job)) / (columns * number_bytes) +
+         (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
 }
 // Blocks of a problem of such a job, if it is streamed; 0: it cannot be held.
 __host__ __device__ inline int HeldBlocks(const Job& job) {
-  if (!IsPlain(job) || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
+  const bool coarse = KeepsHalves(job) && !IsPlain(job);  // Marginals would end at 1e-4.
+  if (!IsAlternating(job) || coarse || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
   for (int blocks : {kProcessors / 2, kProcessors}) {
     const int64_t rows = CeilDiv(job.size[0], blocks);
     if (rows <= kHeldRowsMost && rows <= HeldRoom(job, true)) return blocks;

@@ -22,7 +22,7 @@ class Slice : private OutputLaunches {
     Prepare(preparing);
     // Small problems may be through at once.
     const Set hopeful = Among(preparing, [&](const TransportResident& r) {
-      return (r.OnChip() || r.job().solver.tolerance == 0) &&
+      return (r.OnChip() || r.job().held || r.job().solver.tolerance == 0) &&
              (r.job().held || r.job().solver.max_iterations * IterationSeconds(r.job()) < slice_seconds);
     });
     RunHopeful(hopeful);

@@ -9,6 +9,10 @@
 // so that they are read once. Potentials are what sums say at the end. Where one leaves the range in which densities
 // have all their digits, the iteration before was the last, and densities are made anew at its potentials; if that does
 // not help, sweeps (transport_stream.cu) go on.
+//
+// With a tolerance or relaxed marginals iterations are judged: each block tells all others how far its rows' sums are
+// from where they should be, which is the residual before the iteration, and all know at its end whether it counts, and
+// how much the next one is to be over-relaxed.
 #include <algorithm>
 #include <type_traits>
 
@@ -27,10 +31,13 @@ struct HeldPart {
   StreamFrame frame;
   float* sums;    // [blocks, columns]
   float* scales;  // [columns]
-  int blocks, rank, columns, quads;
+  int blocks, rank, columns;
   int first_row, rows;  // Perhaps none: it sends zeros then, so that nobody is a turn ahead of it.
   int held;             // Of these rows, so many stay; the others are read in each iteration, four at a time.
-  int owned, lanes;     // Columns of each span that it adds up; lanes that have four of them each.
+  int owned;            // Columns of each span that it adds up.
+
+  __device__ int Quads() const { return columns / 4; }
+  __device__ int Lanes() const { return owned <= 16 ? 4 : 8; }  // That have four of those each.
 };
 __device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool reads) {
   const Job& job = member.job;
@@ -41,51 +48,84 @@ __device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool rea
   part.blocks = blocks;
   part.rank = blockIdx.x % blocks;
   part.columns = StreamColumns(job, 0);
-  part.quads = part.columns / 4;
   const int each = static_cast<int>(CeilDiv(job.size[0], blocks));
   part.first_row = min(part.rank * each, job.size[0]);
   part.rows = min(each, job.size[0] - part.first_row);
   part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !reads), 0), 4)) * 4;
   part.owned = HeldOwned(job, blocks);
-  part.lanes = part.owned <= 16 ? 4 : 8;
   return part;
 }
 
-// Of a row or a column: of the last iteration, and of the one before.
+// Of a column, the inverse of its scale, without its mass: its sum, unless that is over-relaxed or damped. Of the last
+// iteration, and of the one before.
 struct HeldSums {
   float last, before;
 };
+// How much an iteration is relaxed; or that there is none, and whether the one before counts. It does not where the
+// residual had been small enough already.
+constexpr float kStopped = 0, kVoided = -1;
+// The state after an iteration that began with this residual, and the verdict.
+__device__ __noinline__ float JudgeIteration(const Job& job, const EngineState& state, double error,
+                                             EngineState* next) {
+  *next = state;
+  EndRows(job, 0, next, error);
+  if (!next->stopped) EndColumns(job, 0, next, 0);
+  if (!next->stopped) return static_cast<float>(next->relax);
+  return next->parity == state.parity ? kVoided : kStopped;
+}
+
+// Where iterations are judged. Relaxed marginals damp what a half step adds to the logarithm of a sum, and pull it by
+// (1 - damping) times the potential at which densities were made, in units of epsilon, base 2.
+struct HeldJudging {
+  EngineState states[2];  // By turn: before it.
+  float damping[2], row_pulls[kHeldRowsMost], column_pulls[2][kHeldOwnedMost];
+};
+constexpr double kHeldPullMost = 16;  // Beyond, float leaves a sum too few digits.
+// Columns are extrapolated from now on, as long as that pays, instead of being over-relaxed.
+__device__ inline void BeginAnderson(EngineState* state) {
+  state->anderson = 1;
+  state->relaxation.weight = state->relax = 1;
+  state->relaxation.plain = 0;
+}
+
 struct HeldMemory {
   HeldPart part;
   float parts[kHeldWarps][kHeldRowsMost];  // Of rows' sums, by warp.
   alignas(16) float weights[kHeldWarps][kHeldRowsMost];
   alignas(16) float columns[2][kHeldWarps][kHeldOwnedMost];  // Parts of owned columns' sums, by span and warp.
   float terms[kHeldRowsMost], masses[kHeldRowsMost], column_terms[2][kHeldOwnedMost], factor;
-  HeldSums row_sums[kHeldRowsMost], column_sums[2][kHeldOwnedMost];
+  float row_sums[2][kHeldRowsMost];  // As HeldSums; by turn.
+  HeldSums column_sums[2][kHeldOwnedMost];
+  float verdicts[2];  // By turn: before it. Where iterations are judged.
 };
 
 // A block's part of a problem.
-template <int kQuads, typename T, bool kReads>
+template <int kQuads, typename T, bool kReads, bool kJudged>
 class HeldSweeps {
   using QuadOf = HeldQuadOf<T>;
   using Quad = typename QuadOf::Type;
   static constexpr int kKept = kReads ? 0 : HeldRowsOfRegisters(kQuads, sizeof(T)), kGroup = kKept < 8 ? 4 : 8;
   static constexpr float kMostDrift = QuadOf::kMostDrift, kUnit = QuadOf::kUnit;
+  static constexpr int kAddingThreads = kJudged ? kHeldThreads - 32 : kHeldThreads;
 
  public:
-  __device__ HeldSweeps(const Member& member, int blocks, HeldMemory* memory)
+  // `judging`: if iterations are judged.
+  __device__ HeldSweeps(const Member& member, int blocks, HeldMemory* memory, HeldJudging* judging)
       : member_(member),
         memory_(*memory),
+        judging_(judging),
         part_(memory->part),
         meeting_(member.At<unsigned>(member.job.at.arrivals), blocks) {
     if (threadIdx.x == 0) memory->part = HeldPartOf(member, blocks, kReads);
     __syncthreads();
   }
 
-  __device__ void Run() {
+  // `last`: there is no launch after this one.
+  __device__ void Run(bool last) {
     const Job& job = member_.job;
     const EngineState& state = *member_.state(0);
     int left = min(job.solver.max_iterations - state.iterations, kHeldIterationsMost), parity = state.parity, all = 0;
+    if (Judges()) SetState(1, state);
     Clear();
     meeting_.Arrive();
     for (bool again = false;; again = true) {
@@ -96,14 +136,16 @@ class HeldSweeps {
       left -= done;
       Store(parity, parity ^ (done & 1), done > 0);
       parity ^= done & 1;
-      if (left == 0 || done == 0) break;
+      if (left == 0 || done == 0 || stopped_) break;
       meeting_.Arrive();
       meeting_.Await();
     }
-    if (threadIdx.x != 0) return;
-    if (part_.rank == 0 && all > 0) {
-      MovePlain(job, member_.state(0), all, parity);
+    if (part_.rank == 0 && Judges()) {
+      *member_.state(0) = State(turn_ + 1);
+      if (!stopped_ && last && IsAccelerated(job)) BeginAnderson(member_.state(0));
     }
+    if (threadIdx.x != 0) return;
+    if (part_.rank == 0 && !kJudged && all > 0) MovePlain(job, member_.state(0), all, parity);
     meeting_.Leave();
   }
 
@@ -111,9 +153,9 @@ class HeldSweeps {
   __device__ static int Warp() { return threadIdx.x / 32; }
   __device__ static int Lane() { return threadIdx.x % 32; }
   __device__ static int QuadAt(int q) { return threadIdx.x + kHeldThreads * q; }
-  __device__ bool HasQuad(int q) const { return QuadAt(q) < part_.quads; }
+  __device__ bool HasQuad(int q) const { return QuadAt(q) < part_.Quads(); }
   // One that is there: where there is none, the last, whose numbers then count for nothing.
-  __device__ int QuadThere(int q) const { return min(QuadAt(q), part_.quads - 1); }
+  __device__ int QuadThere(int q) const { return min(QuadAt(q), part_.Quads() - 1); }
   // A span is all threads' quads q. Its columns that this block adds up, the first and how many.
   __device__ int FirstOwned(int q) const { return q * kHeldQuadColumns + part_.rank * part_.owned; }
   __device__ int OwnedOf(int q) const {
@@ -123,6 +165,22 @@ class HeldSweeps {
   __device__ bool OwnsColumn() const { return Warp() < kQuads && Lane() < OwnedOf(Warp()); }
   __device__ int OwnColumn() const { return FirstOwned(Warp()) + Lane(); }
   __device__ HeldSums& OwnSums() const { return memory_.column_sums[Warp()][Lane()]; }
+  // One warp judges, and of it the first thread; not one that has columns to look after.
+  __device__ static bool IsJudging() { return kJudged && Warp() == kHeldWarps - 1; }
+  __device__ static bool Judges() { return IsJudging() && Lane() == 0; }
+  // The state before an iteration.
+  __device__ const EngineState& State(int turn) const { return judging_->states[turn & 1]; }
+  __device__ void SetState(int turn, const EngineState& state) {
+    judging_->states[turn & 1] = state;
+    memory_.verdicts[turn & 1] = static_cast<float>(state.relax);
+  }
+  __device__ uint32_t Tag() const { return turn_ & 1; }
+  // Blocks' errors, in the place of what is measured when all iterations are over: of a turn where those of two before
+  // it were.
+  __device__ float* ErrorsOf(int turn) const {
+    return reinterpret_cast<float*>(member_.stats(0, 0)) + (turn & 1) * part_.blocks;
+  }
+  __device__ uint32_t ErrorTag() const { return (turn_ + 1) / 2 & 1; }
   __device__ bool IsVoid(int j) const { return j >= member_.job.size[1] || member_.log_mass(1)[j] <= kVoid; }
   // A quad's columns as they are before the first iteration: terms and scales, which are their mass.
   __device__ void TakeColumns(int q, int parity) {
@@ -151,14 +209,15 @@ class HeldSweeps {
   // What this block reads of others says that it is of no turn.
   __device__ void Clear() const {
     const float nothing[4] = {0, 0, 0, 0};
-    const int lane = threadIdx.x % part_.lanes;
+    if (kJudged && threadIdx.x < 2) StoreTagged(ErrorsOf(threadIdx.x) + part_.rank, 0.0f, 0);
+    const int lane = threadIdx.x % part_.Lanes();
     for (int q = 0; q < kQuads; ++q) {
       if (4 * lane >= OwnedOf(q)) continue;
       const int column = FirstOwned(q) + 4 * lane;
-      for (int k = threadIdx.x / part_.lanes; k < part_.blocks; k += kHeldThreads / part_.lanes) {
+      for (int k = threadIdx.x / part_.Lanes(); k < part_.blocks; k += kHeldThreads / part_.Lanes()) {
         StoreTagged(part_.sums + int64_t{k} * part_.columns + column, nothing, 0);
       }
-      if (static_cast<int>(threadIdx.x) < part_.lanes) StoreTagged(part_.scales + column, nothing, 0);
+      if (static_cast<int>(threadIdx.x) < part_.Lanes()) StoreTagged(part_.scales + column, nothing, 0);
     }
   }
 
@@ -166,7 +225,7 @@ class HeldSweeps {
 
   // Quads of a row in shared memory: all that threads may have, where that leaves room for enough rows, so that their
   // places are constants.
-  __device__ int Row() const { return HeldRowsArePadded(kQuads, sizeof(T)) ? kQuads * kHeldThreads : part_.quads; }
+  __device__ int Row() const { return HeldRowsArePadded(kQuads, sizeof(T)) ? kQuads * kHeldThreads : part_.Quads(); }
   // Of row kKept, the first there: the thread's quad q.
   __device__ Quad* Shared(int q) const {
     return reinterpret_cast<Quad*>(DynamicShared()) + (HeldRowsArePadded(kQuads, sizeof(T)) ? QuadAt(q) : QuadThere(q));
@@ -220,6 +279,37 @@ class HeldSweeps {
       }
     }
   }
+  // By the threads that have taken the terms.
+  __device__ void TakePulls() {
+    if (threadIdx.x < 2) {
+      const double rho = RhoOf(member_.job, 0, threadIdx.x);
+      judging_->damping[threadIdx.x] = isinf(rho) ? 1 : static_cast<float>(1 / (1 + member_.job.solver.epsilon / rho));
+    }
+    if (static_cast<int>(threadIdx.x) < part_.rows) {
+      const int i = part_.first_row + threadIdx.x;
+      const double phi = PhiOfRow(i, memory_.terms[threadIdx.x]);
+      judging_->row_pulls[threadIdx.x] = PullOf(0, i, phi);
+    }
+    if (OwnsColumn() && OwnColumn() < member_.job.size[1]) {
+      const double phi = PhiOfColumn(OwnColumn(), memory_.column_terms[Warp()][Lane()]);
+      judging_->column_pulls[Warp()][Lane()] = PullOf(1, OwnColumn(), phi);
+    }
+  }
+  // No number if it is too much: sums are lost then. What has no mass may be pulled as far as it is.
+  __device__ float PullOf(int side, int i, double phi) const {
+    const double rho = RhoOf(member_.job, 0, side);
+    if (isinf(rho)) return 0;
+    const double damping = 1 / (1 + member_.job.solver.epsilon / rho);
+    const double pull = (1 - damping) * part_.frame.scale * (phi + member_.Shift(0, side, i));
+    const bool counts = member_.log_mass(side)[i] > kVoid;
+    return counts && fabs(pull) >= kHeldPullMost ? NAN : static_cast<float>(pull);
+  }
+  __device__ double PhiOfRow(int i, double power) const {
+    return power / part_.frame.scale + BaseOf(member_, 0, 0, i) - part_.frame.reference;
+  }
+  __device__ double PhiOfColumn(int j, double power) const {
+    return power / part_.frame.scale + BaseOf(member_, 0, 1, j) + part_.frame.reference;
+  }
   __device__ void Make(int parity) {
     if (threadIdx.x < kHeldRowsMost) {  // Of rows that are not there: densities are nothing.
       const int i = part_.first_row + threadIdx.x;
@@ -230,6 +320,7 @@ class HeldSweeps {
     }
     if (threadIdx.x == 0) memory_.factor = AreCosts(member_) ? static_cast<float>(-part_.frame.scale) : 1;
     if (OwnsColumn()) memory_.column_terms[Warp()][Lane()] = TermOfColumn(OwnColumn(), parity);
+    if constexpr (kJudged) TakePulls();
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) TakeColumns(q, parity);
     __syncthreads();
@@ -251,11 +342,11 @@ class HeldSweeps {
 
   // ---- Iterations ---------------------------------------------------------------------------------------------------
 
-  // Up to `most`; how many could be made.
+  // Up to `most`, or until the solve has stopped; how many count.
   __device__ int Iterate(int most) {
     const bool is_void = !OwnsColumn() || IsVoid(OwnColumn());
     const float column_mass = is_void ? 0 : static_cast<float>(member_.mass(1)[OwnColumn()]);
-    if (Warp() == 0) memory_.row_sums[Lane()] = {1, 1};
+    if (Warp() < 2) memory_.row_sums[Warp()][Lane()] = 1;
     if (Warp() < kQuads) memory_.column_sums[Warp()][Lane()] = {1, 1};
     bool lost = false;
     if constexpr (kReads) Fetch(FirstRead());
@@ -267,20 +358,57 @@ class HeldSweeps {
         SumRows();
       }
       // An iteration counts when all its scales are known to be numbers.
-      if (__syncthreads_or(lost)) {
-        if (Warp() == 0) memory_.row_sums[Lane()].last = memory_.row_sums[Lane()].before;
-        if (OwnsColumn()) OwnSums().last = OwnSums().before;
+      lost = __syncthreads_or(lost);
+      const float verdict = kJudged && !lost ? memory_.verdicts[(turn_ + 1) & 1] : 1;
+      stopped_ = verdict <= kStopped;
+      if (lost || verdict == kVoided) {
+        TakeBack(lost);
         return done - 1;
       }
-      if (done == most) return done;
-      tag_ ^= 1;
+      if (done == most || stopped_) return done;
+      ++turn_;
       WeighRows();
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) SumColumns(q);
       if constexpr (kReads) Fetch(FirstRead());
+      if (IsJudging()) Judge();
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) AddOwned(q, column_mass, is_void);
     }
+  }
+  // The last iteration; `lost`: the state after it too.
+  __device__ void TakeBack(bool lost) {
+    if (Warp() == 0) memory_.row_sums[turn_ & 1][Lane()] = memory_.row_sums[(turn_ + 1) & 1][Lane()];
+    if (OwnsColumn()) OwnSums().last = OwnSums().before;
+    if (Judges() && lost) SetState(turn_ + 1, State(turn_));
+  }
+  __device__ static uint32_t LoadOne(const float* at) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+  }
+  // By one warp, while the others add up columns: the state after this iteration, of all blocks' errors.
+  __device__ void Judge() {
+    constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, 32));
+    const float* errors = ErrorsOf(turn_);
+    uint32_t seen[kMost];
+    bool there;
+    do {
+      there = true;
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) seen[k] = LoadOne(errors + min(32 * k + Lane(), part_.blocks - 1));
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) there = there && ((seen[k] ^ ErrorTag()) & 1) == 0;
+    } while (!there);
+    double error = 0;
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) error += 32 * k + Lane() < part_.blocks ? __uint_as_float(seen[k]) : 0;
+    for (int lanes = 16; lanes > 0; lanes /= 2) error += __shfl_xor_sync(0xffffffffu, error, lanes);
+    if (Judges()) {
+      memory_.verdicts[(turn_ + 1) & 1] =
+          JudgeIteration(member_.job, State(turn_), error, &judging_->states[(turn_ + 1) & 1]);
+    }
+    __syncwarp();
   }
 
   // A warp's sums over its columns.
@@ -316,27 +444,53 @@ class HeldSweeps {
 #pragma unroll
       for (int w = 0; w < kHeldWarps; ++w) sum += memory_.parts[w][Lane()];
     }
-    if (Warp() == 0) memory_.row_sums[Lane()] = {sum, memory_.row_sums[Lane()].last};
-    memory_.weights[Warp()][Lane()] = Lane() < part_.held ? WeightOf(Lane(), sum) : 0;
+    float relaxed = sum;
+    if constexpr (kJudged) {
+      const float before = memory_.row_sums[(turn_ + 1) & 1][Lane()];
+      relaxed = Relaxed(0, before, sum, judging_->row_pulls[Lane()], turn_);
+      if (IsJudging()) TellError(Lane() < part_.rows ? ErrorOf(before, sum, judging_->row_pulls[Lane()]) : 0);
+    }
+    if (Warp() == 0) memory_.row_sums[turn_ & 1][Lane()] = relaxed;
+    memory_.weights[Warp()][Lane()] = Lane() < part_.held ? WeightOf(Lane(), relaxed) : 0;
     __syncwarp();
+  }
+  // The inverse of a scale, after this half step of `side` from `before`.
+  __device__ float Relaxed(int side, float before, float sum, float pull, int turn) const {
+    const float relax = memory_.verdicts[turn & 1], damping = judging_->damping[side];
+    if (relax == 1 && damping == 1) return sum;
+    float move = log2f(sum / before);
+    if (damping != 1) move = damping * move - (1 - damping) * log2f(before) + pull;
+    return before * FastExp2(relax * move);
+  }
+  // How far a row's marginal is from where it should be, for its mass.
+  __device__ float ErrorOf(float before, float sum, float pull) const {
+    const float damping = judging_->damping[0];
+    if (damping == 1) return fabsf(sum - before) / before;
+    return fabsf(sum / before - FastExp2(((1 - damping) * log2f(before) - pull) / damping));
   }
   __device__ float WeightOf(int row, float sum) const {
     return IsNear(sum) ? memory_.masses[row] * FastReciprocal(sum) * kUnit : NAN;
+  }
+  // Of a row to each lane: how far its sum is from where it was, for its size.
+  __device__ void TellError(float moved) const {
+    float error = memory_.masses[Lane()] * moved;
+    for (int lanes = 16; lanes > 0; lanes /= 2) error += __shfl_xor_sync(0xffffffffu, error, lanes);
+    if (Lane() == 0) StoreTagged(ErrorsOf(turn_) + part_.rank, error, ErrorTag());
   }
 
   // ---- Rows that are read again in each iteration -------------------------------------------------------------------
 
   // Every other iteration begins with the rows that the one before ended with, which are in the cache.
-  __device__ int FirstRead() const { return tag_ == 0 ? part_.held : part_.rows - kGroup; }
+  __device__ int FirstRead() const { return Tag() == 0 ? part_.held : part_.rows - kGroup; }
   // Numbers of kGroup rows from `first` on, on their way.
   __device__ void Fetch(int first) {
     if (first >= part_.rows || first < part_.held) return;
     const auto* numbers =
-        reinterpret_cast<const float4*>(NumbersOf<T>(member_, 0)) + int64_t{part_.first_row + first} * part_.quads;
+        reinterpret_cast<const float4*>(NumbersOf<T>(member_, 0)) + int64_t{part_.first_row + first} * part_.Quads();
 #pragma unroll
     for (int r = 0; r < kGroup; ++r) {
 #pragma unroll
-      for (int q = 0; q < kQuads; ++q) read_[r][q] = __ldcg(numbers + r * part_.quads + QuadThere(q));
+      for (int q = 0; q < kQuads; ++q) read_[r][q] = __ldcg(numbers + r * part_.Quads() + QuadThere(q));
     }
   }
   // Their densities, sums, weights, and what they add to the columns, a group after the other.
@@ -348,7 +502,7 @@ class HeldSweeps {
 #pragma unroll
       for (int k = 0; k < 4; ++k) sum_[q][k] = 0;
     }
-    const int step = tag_ == 0 ? kGroup : -kGroup;
+    const int step = Tag() == 0 ? kGroup : -kGroup;
 #pragma unroll 1
     for (int first = FirstRead(); first >= part_.held && first < part_.rows; first += step) {
       float t[kGroup][kQuads][4], sum[kGroup];
@@ -374,6 +528,9 @@ class HeldSweeps {
       float whole = memory_.parts[Lane() % 8][mine] + memory_.parts[Lane() % 8 + 8][mine];
 #pragma unroll
       for (int lanes = 4; lanes > 0; lanes /= 2) whole += __shfl_xor_sync(0xffffffffu, whole, lanes);
+      if constexpr (kJudged) {
+        whole = Relaxed(0, memory_.row_sums[turn_ & 1][mine], whole, judging_->row_pulls[mine], turn_ + 1);
+      }
       const float weight_of = WeightOf(mine, whole);
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) {
@@ -408,14 +565,15 @@ class HeldSweeps {
         for (int k = 0; k < 4; ++k) sum[k] = fmaf(t[k], weight[r], sum[k]);
       }
     });
-    if (HasQuad(q)) StoreTagged(part_.sums + int64_t{part_.rank} * part_.columns + 4 * QuadAt(q), sum, tag_);
+    if (HasQuad(q)) StoreTagged(part_.sums + int64_t{part_.rank} * part_.columns + 4 * QuadAt(q), sum, Tag());
   }
   // The sums of a span's owned columns over all blocks, and their scales.
   __device__ void AddOwned(int q, float mass, bool is_void) {
     const int owned = OwnedOf(q);
-    if (owned <= 0) return __syncthreads();  // Parts of rows' sums have been read.
-    constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, kHeldThreads / 8));
-    const int lane = threadIdx.x % part_.lanes, slice = threadIdx.x / part_.lanes, step = kHeldThreads / part_.lanes;
+    if (owned <= 0 || IsJudging()) return __syncthreads();  // Parts of rows' sums have been read.
+    constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, kAddingThreads / 8));
+    const int lane = threadIdx.x % part_.Lanes(), slice = threadIdx.x / part_.Lanes();
+    const int step = kAddingThreads / part_.Lanes();
     float sum[4] = {0, 0, 0, 0};
     if (4 * lane < owned) {
       const float* from = part_.sums + int64_t{slice} * part_.columns + FirstOwned(q) + 4 * lane;
@@ -429,26 +587,28 @@ class HeldSweeps {
       for (int k = 0; k < kMost; ++k) {
         if (slice + k * step >= part_.blocks) break;
         float part[4];
-        AwaitTagged(from + k * stride, first[k], tag_, part);
+        AwaitTagged(from + k * stride, first[k], Tag(), part);
 #pragma unroll
         for (int c = 0; c < 4; ++c) sum[c] += part[c];
       }
     }
-    for (int lanes = part_.lanes; lanes < 32; lanes *= 2) {
+    for (int lanes = part_.Lanes(); lanes < 32; lanes *= 2) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], lanes);
     }
-    if (Lane() < part_.lanes) {
+    if (Lane() < part_.Lanes()) {
       *reinterpret_cast<float4*>(&memory_.columns[q][Warp()][4 * lane]) = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     __syncthreads();
     if (Warp() != q || Lane() >= owned) return;
     float parts[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int w = 0; w < kHeldWarps; ++w) parts[w % 4] += memory_.columns[q][w][Lane()];
+    for (int w = 0; w < kAddingThreads / 32; ++w) parts[w % 4] += memory_.columns[q][w][Lane()];
     const float whole = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-    OwnSums() = {whole, OwnSums().last};
-    StoreTagged(part_.scales + OwnColumn(), is_void ? 0 : IsNear(whole) ? mass / whole : NAN, tag_);
+    float relaxed = whole;
+    if constexpr (kJudged) relaxed = Relaxed(1, OwnSums().last, whole, judging_->column_pulls[q][Lane()], turn_);
+    OwnSums() = {relaxed, OwnSums().last};
+    StoreTagged(part_.scales + OwnColumn(), is_void ? 0 : IsNear(relaxed) ? mass / relaxed : NAN, Tag());
   }
   // The thread's columns' new scales; whether they are numbers.
   __device__ bool TakeScales(int q) {
@@ -456,9 +616,9 @@ class HeldSweeps {
     // One lane for each 128 bytes looks until they are there: all looking would hold up those that write.
     bool there;
     do {
-      there = Lane() % 8 != 0 || IsOf(LoadTagged(from), tag_);
+      there = Lane() % 8 != 0 || IsOf(LoadTagged(from), Tag());
     } while (!__all_sync(0xffffffffu, there));
-    AwaitTagged(from, LoadTagged(from), tag_, scale_[q]);
+    AwaitTagged(from, LoadTagged(from), Tag(), scale_[q]);
     bool numbers = true;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -472,11 +632,10 @@ class HeldSweeps {
 
   // From those of parity `from`, where densities were made: if there are new ones, those; and what sweeps want of them.
   __device__ void Store(int from, int to, bool moved) const {
-    const double scale = part_.frame.scale;
     if (Warp() == 0 && Lane() < part_.rows && moved) {
       const int i = part_.first_row + Lane();
-      const double power = memory_.terms[Lane()] - log2(static_cast<double>(memory_.row_sums[Lane()].last));
-      member_.phi(0, to, 0)[i] = power / scale + BaseOf(member_, 0, 0, i) - part_.frame.reference;
+      const double power = memory_.terms[Lane()] - log2(static_cast<double>(memory_.row_sums[turn_ & 1][Lane()]));
+      member_.phi(0, to, 0)[i] = PhiOfRow(i, power);
     }
     if (!OwnsColumn()) return;
     const int j = OwnColumn();
@@ -487,7 +646,7 @@ class HeldSweeps {
     double phi = member_.phi(0, from, 1)[j];
     if (moved && log_mass > kVoid) {
       const double power = memory_.column_terms[Warp()][Lane()] - log2(static_cast<double>(OwnSums().last));
-      phi = power / scale + base + part_.frame.reference;
+      phi = PhiOfColumn(j, power);
     }
     member_.phi(0, to, 1)[j] = phi;
     *term = part_.frame.ColumnTerm(phi, base, log_mass);
@@ -495,40 +654,61 @@ class HeldSweeps {
 
   const Member& member_;
   HeldMemory& memory_;
+  HeldJudging* const judging_;
   const HeldPart& part_;
   HeldMeeting meeting_;
-  uint32_t tag_ = 0;
+  int turn_ = 0;          // Iterations begun.
+  bool stopped_ = false;  // By the last one.
   Quad kept_[kKept > 0 ? kKept : 1][kQuads];
   float term_[kQuads][4], scale_[kQuads][4];  // Of the thread's columns; scales: their mass over their last sums.
   float4 read_[kReads ? kGroup : 1][kQuads];  // Of the rows that are read next,
   float sum_[kReads ? kQuads : 1][4];         // and what such rows have added to the columns.
 };
 
+__device__ inline HeldJudging* JudgingOfBlock() {
+  __shared__ HeldJudging judging;
+  static_assert(sizeof(judging) <= kHeldJudgingBytes, "room");
+  return &judging;
+}
+
 #endif
 
 // Groups of `blocks` blocks, each of which solves one problem after the other.
-template <int kQuads, typename T, bool kReads>
-__global__ void __launch_bounds__(kHeldThreads, 1) HeldKernel(LaunchTable table, int64_t problems, int blocks) {
+template <int kQuads, typename T, bool kReads, bool kJudged>
+__global__ void __launch_bounds__(kHeldThreads, 1)
+    HeldKernel(LaunchTable table, int64_t problems, int blocks, bool last) {
 #if SINKHORN_HOPPER
   __shared__ HeldMemory memory;
+  HeldJudging* judging = nullptr;
+  if constexpr (kJudged) judging = JudgingOfBlock();
   const int groups = gridDim.x / blocks;
   for (int64_t problem = blockIdx.x / blocks; problem < problems; problem += groups) {
     const BlockWork work = FindWork(table, problem);
     const Job& job = CopyJob(table.jobs[work.job]);
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
-    if (IsStreamed(job, state) && !state.stopped) HeldSweeps<kQuads, T, kReads>(member, blocks, &memory).Run();
+    if (IsStreamed(job, state) && !state.stopped) {
+      HeldSweeps<kQuads, T, kReads, kJudged>(member, blocks, &memory, judging).Run(last);
+    }
     __syncthreads();  // What it had of this problem has been read.
   }
 #endif
 }
 
+template <bool kJudged, typename Function>
+void WithHeldKernel(const HeldLaunch& of, Function function) {
+  if (of.reads) return function(HeldKernel<2, float, true, kJudged>);
+  function(of.quads == 1 ? HeldKernel<1, float, false, kJudged> : HeldKernel<2, float, false, kJudged>);
+}
 template <typename Function>
 void WithHeldKernel(const HeldLaunch& of, Function function) {
-  if (of.halves) return function(of.quads == 1 ? HeldKernel<1, __half, false> : HeldKernel<2, __half, false>);
-  if (of.reads) return function(HeldKernel<2, float, true>);
-  function(of.quads == 1 ? HeldKernel<1, float, false> : HeldKernel<2, float, false>);
+  if (of.judged) return WithHeldKernel<true>(of, function);
+  if (!of.halves) return WithHeldKernel<false>(of, function);
+  function(of.quads == 1 ? HeldKernel<1, __half, false, false> : HeldKernel<2, __half, false, false>);
 }
+
+// Of judged iterations: how many there will be is not known, and one for which nothing is left takes 5 us.
+constexpr int kHeldLaunchesMost = 2;
 
 }  // namespace
 
@@ -544,15 +724,19 @@ bool HasHeldKernels() {
   }) > 0;
 }
 
-HeldLaunch HeldLaunchOf(const Job& job) { return {KeepsHalves(job), HeldReads(job), HeldQuads(job), HeldBlocks(job)}; }
+HeldLaunch HeldLaunchOf(const Job& job) {
+  return {!IsPlain(job), KeepsHalves(job), HeldReads(job), HeldQuads(job), HeldBlocks(job)};
+}
 
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream) {
   if (problems == 0) return;
   const int64_t groups = std::min<int64_t>(problems, kProcessors / of.blocks);
   WithHeldKernel(of, [&](auto kernel) {
-    AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, kHeldBytes, stream);
-    launch.Add(Together());
-    launch.Enqueue(kernel, table, problems, of.blocks);
+    for (int left = of.judged ? kHeldLaunchesMost : 1; left > 0; --left) {
+      AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, HeldBytes(of.judged), stream);
+      launch.Add(Together());
+      launch.Enqueue(kernel, table, problems, of.blocks, left == 1);
+    }
   });
 }
 

@@ -158,6 +158,24 @@ void AddConvergence(const Add& add) {
   }
 }
 
+// What requests get that leave the tolerance and the number of iterations to the server.
+void AddDefaults(const Add& add) {
+  const auto row = [&](const char* name, int64_t n, int64_t dim, double epsilon, Precision precision) {
+    add(name, [&](Row* r) {
+      r->n = r->m = n, r->dim = dim, r->epsilon = epsilon, r->iterations = 1000, r->tolerance = 1e-5;
+      r->precision = precision, r->check = false, r->repeats = n < 10000 ? 5 : 2;
+      if (std::string(name) == "default relaxed") r->rho = 1;
+    });
+  };
+  for (int64_t n : {500, 1000, 2048, 4096, 10000, 20000}) {
+    for (const auto& [dim, epsilon] : {std::make_pair(64, 1e-1), {3, 1e-1}, {3, 1e-2}}) {
+      row("default", n, dim, epsilon, Precision::kStrict);
+      row("default", n, dim, epsilon, Precision::kFast);
+    }
+    if (n <= 10000) row("default relaxed", n, 64, 1e-1, Precision::kStrict);
+  }
+}
+
 // Shows 5.
 void AddMemory(const Add& add) {
   add("million",
@@ -305,6 +323,12 @@ void AddTiny(const Add& add) {
   for (bool dense : {false, true}) {
     tiny([&](Row* r) { r->count = 9, r->n = 610, r->m = 520, r->dim = 5, r->dense = dense; });
   }
+  // Judged iterations that are held: a thread has four columns, or eight, of rows some of which are read again.
+  for (const auto& [n, m] : {std::make_pair(1040, 1100), std::make_pair(1040, 2100), std::make_pair(3400, 3300)}) {
+    for (double rho : {0.5, std::numeric_limits<double>::infinity()}) {
+      tiny([&](Row* r) { r->n = n, r->m = m, r->dim = 20, r->rho = rho, r->tolerance = 1e-4, r->epsilon = 0.3; });
+    }
+  }
   // Iterations of a whole device in one launch.
   for (const auto& [m, dim] : {std::make_pair(4300, 3), std::make_pair(8200, 2), std::make_pair(4300, 64)}) {
     for (Precision precision : {Precision::kStrict, Precision::kFast}) {
@@ -348,8 +372,8 @@ std::vector<Row> RowsOf(const std::string& argument) {
     const bool fits = (n == 0 || row.n == n) && (dim == 0 || row.dim == dim);
     if ((chosen.empty() || chosen == row.name) && fits) rows.push_back(row);
   };
-  for (const auto part :
-       {AddDense, AddClouds, AddMiddle, AddLooped, AddMultiplied, AddRelaxedAndSmall, AddBatches, AddConvergence}) {
+  for (const auto part : {AddDense, AddClouds, AddMiddle, AddLooped, AddMultiplied, AddRelaxedAndSmall, AddBatches,
+                          AddConvergence, AddDefaults}) {
     part(add);
   }
   for (const auto& [name, part] : {std::make_pair("costs", AddCosts), {"checks", AddChecks}, {"tiny", AddTiny}}) {

@@ -107,7 +107,28 @@ struct LargeShape {
   double epsilon;
   int iterations;
   Precision precision;
+  double tolerance = 0;
 };
+std::vector<Case> CasesOf(const std::vector<LargeShape>& shapes) {
+  std::vector<Case> cases;
+  for (const LargeShape& of : shapes) {
+    const int k = static_cast<int>(cases.size());
+    oracle::Transport problem = of.dim == 0 ? RandomDense(of.n, of.m, of.epsilon, 70 + k)
+                                            : RandomClouds(of.n, of.m, of.dim, of.epsilon, 70 + k);
+    if (k % 2 == 1) {
+      problem.a[4] += problem.a[0], problem.a[0] = 0;
+      problem.b[6] += problem.b[13], problem.b[13] = 0;
+    }
+    Case c = CaseOf(problem, absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " eps ", of.epsilon));
+    c.solver().max_iterations = of.iterations;
+    c.solver().precision = of.precision;
+    c.solver().tolerance = of.tolerance;
+    c.wanted = kPotentials;
+    c.output_dtype = DType::kFloat64;
+    cases.push_back(c);
+  }
+  return cases;
+}
 class BatchingTest : public ConformanceTest {
  protected:
   std::vector<Answer> AllAlone(Backend* backend, const std::vector<const Case*>& cases) {
@@ -129,22 +150,7 @@ class BatchingTest : public ConformanceTest {
 
   // `any_slices`: and however long slices are.
   void ExpectRightTogetherAndAlone(const std::vector<LargeShape>& shapes, bool any_slices = false) {
-    std::vector<Case> cases;
-    for (const LargeShape& of : shapes) {
-      const int k = static_cast<int>(cases.size());
-      oracle::Transport problem = of.dim == 0 ? RandomDense(of.n, of.m, of.epsilon, 70 + k)
-                                              : RandomClouds(of.n, of.m, of.dim, of.epsilon, 70 + k);
-      if (k % 2 == 1) {
-        problem.a[4] += problem.a[0], problem.a[0] = 0;
-        problem.b[6] += problem.b[13], problem.b[13] = 0;
-      }
-      Case c = CaseOf(problem, absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " eps ", of.epsilon));
-      c.solver().max_iterations = of.iterations;
-      c.solver().precision = of.precision;
-      c.wanted = kPotentials;
-      c.output_dtype = DType::kFloat64;
-      cases.push_back(c);
-    }
+    const std::vector<Case> cases = CasesOf(shapes);
     const std::vector<const Case*> order = PointersTo(cases);
     const std::vector<Answer> together = SolveTogether(backend(), order);
     ExpectSameBits(order, together, AllAlone(backend(), order));
@@ -254,6 +260,73 @@ TEST_P(BatchingTest, SizesThatFillAGpu) {
                                {3300, 2900, 3, 0.05, 12, kStrict},
                                {1200, 1300, 2, 0.05, 12, kFast}},
                               GetParam() == "cuda");
+}
+
+// The same with relaxed marginals, which float64 damps alike.
+TEST_P(BatchingTest, RelaxedSizesThatFillAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  const double inf = std::numeric_limits<double>::infinity();
+  const double rhos[][2] = {{1, 1}, {0.3, inf}, {inf, 2}, {0.05, 0.1}, {20, 5}};
+  std::vector<Case> cases = CasesOf({{1100, 1300, 40, 0.2, 12, kStrict},
+                                     {2150, 1060, 20, 0.2, 12, kFast},
+                                     {1500, 1404, 0, 0.05, 12, kStrict},
+                                     {1030, 2100, 64, 0.1, 30, kStrict},
+                                     {3300, 2900, 3, 0.05, 12, kStrict},
+                                     {1300, 1025, 18, 0.01, 40, kStrict}});
+  for (size_t k = 0; k < cases.size(); ++k) {
+    cases[k].solver().rho_a = rhos[k % 5][0], cases[k].solver().rho_b = rhos[k % 5][1];
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> together = SolveTogether(backend(), order);
+  ExpectSameBits(order, together, AllAlone(backend(), order));
+  for (size_t k = 0; k < cases.size(); ++k) {
+    Case exact = cases[k];
+    exact.solver().precision = Precision::kDouble;
+    const bool fast = cases[k].solver().precision == kFast;
+    const Answer answer = SolveAlone(backend(), exact);
+    EXPECT_LE(Distance(together[k], answer), fast ? 0.004 : 1e-3 * cases[k].solver().epsilon) << cases[k].name;
+    const Convergence &got = together[k].convergence[0], &right = answer.convergence[0];
+    EXPECT_NEAR(got.marginal_error_a, right.marginal_error_a, 0.02 * right.marginal_error_a + 1e-4) << cases[k].name;
+    EXPECT_NEAR(got.marginal_error_b, right.marginal_error_b, 1e-4) << cases[k].name;
+  }
+}
+
+// And with a tolerance, at which they stop wherever they are, or else when all iterations are done.
+TEST_P(BatchingTest, TolerancesAtSizesThatFillAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  std::vector<LargeShape> shapes = {
+      {1100, 1300, 40, 0.2, 300, kStrict, 1e-5},  //
+      {2100, 1060, 20, 0.2, 400, kFast, 1e-5},   {1300, 1025, 18, 0.02, 900, kStrict, 1e-4},
+      {1500, 1404, 0, 0.05, 400, kStrict, 1e-5}, {600, 3600, 0, 0.02, 400, kStrict, 1e-3},
+      {3300, 2900, 3, 0.05, 300, kStrict, 1e-5}, {4100, 4001, 64, 0.1, 400, kStrict, 1e-5},
+      {1200, 1300, 2, 0.01, 11, kStrict, 1e-6},  {1100, 1201, 17, 0.004, 700, kFast, 1e-4},
+      {1700, 1281, 0, 0.004, 6, kStrict, 1e-6}};
+  if (GetParam() == "cpu") shapes.resize(2);
+  std::vector<Case> cases = CasesOf(shapes);
+  cases[0].solver().over_relaxation = false;
+  cases[3].solver().rho_a = cases[3].solver().rho_b = 0.5;
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> together = SolveTogether(backend(), order);
+  ExpectSameBits(order, together, AllAlone(backend(), order));
+  ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), together);
+  for (size_t k = 0; k < cases.size(); ++k) {
+    const SolverOptions& solver = cases[k].solver();
+    const Convergence& got = together[k].convergence[0];
+    const bool limited = k == 7 || k == 9;
+    EXPECT_EQ(got.converged, !limited) << cases[k].name;
+    EXPECT_EQ(got.iterations == solver.max_iterations, limited) << cases[k].name << " " << got.iterations;
+    if (limited) continue;
+    EXPECT_LE(std::max(got.marginal_error_a, got.marginal_error_b), solver.tolerance) << cases[k].name;
+    // To float64 they are a solution as well; FAST rounds coordinates.
+    if (solver.precision == kFast && got.converged) continue;
+    Case exact = cases[k];
+    exact.solver().precision = Precision::kDouble;
+    exact.solver().tolerance = 1.5 * solver.tolerance;
+    exact.solver().max_iterations = 2;
+    exact.initial_f = Tensor::Of(together[k].f.values(), DType::kFloat64);
+    exact.initial_g = Tensor::Of(together[k].g.values(), DType::kFloat64);
+    EXPECT_TRUE(SolveAlone(backend(), exact).convergence[0].converged) << cases[k].name;
+  }
 }
 
 // It has not, and sweeps them in launches of many iterations; some move too far for that, so that others have to go on.

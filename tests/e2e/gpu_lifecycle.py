@@ -54,6 +54,8 @@ EVERYTHING = (
     "point_cloud:1500x1500x5:20:double",
     "point_cloud:2000x1900x3:20:gradient:epsilon=0.002",
     "point_cloud:1500x1400x40:40:gradient:epsilon=0.03:tolerance=1e-5",
+    "point_cloud:2000x1700x64:400:gradient:tolerance=1e-5",
+    "point_cloud:3400x3300x3:400:tolerance=1e-4",
 )
 
 
