@@ -31,13 +31,10 @@ struct HeldPart {
   StreamFrame frame;
   float* sums;    // [blocks, columns]
   float* scales;  // [columns]
-  int blocks, rank, columns;
+  int blocks, rank, columns, quads;
   int first_row, rows;  // Perhaps none: it sends zeros then, so that nobody is a turn ahead of it.
   int held;             // Of these rows, so many stay; the others are read in each iteration, four at a time.
-  int owned;            // Columns of each span that it adds up.
-
-  __device__ int Quads() const { return columns / 4; }
-  __device__ int Lanes() const { return owned <= 16 ? 4 : 8; }  // That have four of those each.
+  int owned, lanes;     // Columns of each span that it adds up; lanes that have four of them each.
 };
 __device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool reads) {
   const Job& job = member.job;
@@ -48,11 +45,13 @@ __device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool rea
   part.blocks = blocks;
   part.rank = blockIdx.x % blocks;
   part.columns = StreamColumns(job, 0);
+  part.quads = part.columns / 4;
   const int each = static_cast<int>(CeilDiv(job.size[0], blocks));
   part.first_row = min(part.rank * each, job.size[0]);
   part.rows = min(each, job.size[0] - part.first_row);
   part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !reads), 0), 4)) * 4;
   part.owned = HeldOwned(job, blocks);
+  part.lanes = part.owned <= 16 ? 4 : 8;
   return part;
 }
 
@@ -78,6 +77,7 @@ __device__ __noinline__ float JudgeIteration(const Job& job, const EngineState& 
 // (1 - damping) times the potential at which densities were made, in units of epsilon, base 2.
 struct HeldJudging {
   EngineState states[2];  // By turn: before it.
+  float verdicts[2];      // Likewise.
   float damping[2], row_pulls[kHeldRowsMost], column_pulls[2][kHeldOwnedMost];
 };
 constexpr double kHeldPullMost = 16;  // Beyond, float leaves a sum too few digits.
@@ -96,7 +96,6 @@ struct HeldMemory {
   float terms[kHeldRowsMost], masses[kHeldRowsMost], column_terms[2][kHeldOwnedMost], factor;
   float row_sums[2][kHeldRowsMost];  // As HeldSums; by turn.
   HeldSums column_sums[2][kHeldOwnedMost];
-  float verdicts[2];  // By turn: before it. Where iterations are judged.
 };
 
 // A block's part of a problem.
@@ -153,9 +152,9 @@ class HeldSweeps {
   __device__ static int Warp() { return threadIdx.x / 32; }
   __device__ static int Lane() { return threadIdx.x % 32; }
   __device__ static int QuadAt(int q) { return threadIdx.x + kHeldThreads * q; }
-  __device__ bool HasQuad(int q) const { return QuadAt(q) < part_.Quads(); }
+  __device__ bool HasQuad(int q) const { return QuadAt(q) < part_.quads; }
   // One that is there: where there is none, the last, whose numbers then count for nothing.
-  __device__ int QuadThere(int q) const { return min(QuadAt(q), part_.Quads() - 1); }
+  __device__ int QuadThere(int q) const { return min(QuadAt(q), part_.quads - 1); }
   // A span is all threads' quads q. Its columns that this block adds up, the first and how many.
   __device__ int FirstOwned(int q) const { return q * kHeldQuadColumns + part_.rank * part_.owned; }
   __device__ int OwnedOf(int q) const {
@@ -172,7 +171,7 @@ class HeldSweeps {
   __device__ const EngineState& State(int turn) const { return judging_->states[turn & 1]; }
   __device__ void SetState(int turn, const EngineState& state) {
     judging_->states[turn & 1] = state;
-    memory_.verdicts[turn & 1] = static_cast<float>(state.relax);
+    judging_->verdicts[turn & 1] = static_cast<float>(state.relax);
   }
   __device__ uint32_t Tag() const { return turn_ & 1; }
   // Blocks' errors, in the place of what is measured when all iterations are over: of a turn where those of two before
@@ -210,14 +209,14 @@ class HeldSweeps {
   __device__ void Clear() const {
     const float nothing[4] = {0, 0, 0, 0};
     if (kJudged && threadIdx.x < 2) StoreTagged(ErrorsOf(threadIdx.x) + part_.rank, 0.0f, 0);
-    const int lane = threadIdx.x % part_.Lanes();
+    const int lane = threadIdx.x % part_.lanes;
     for (int q = 0; q < kQuads; ++q) {
       if (4 * lane >= OwnedOf(q)) continue;
       const int column = FirstOwned(q) + 4 * lane;
-      for (int k = threadIdx.x / part_.Lanes(); k < part_.blocks; k += kHeldThreads / part_.Lanes()) {
+      for (int k = threadIdx.x / part_.lanes; k < part_.blocks; k += kHeldThreads / part_.lanes) {
         StoreTagged(part_.sums + int64_t{k} * part_.columns + column, nothing, 0);
       }
-      if (static_cast<int>(threadIdx.x) < part_.Lanes()) StoreTagged(part_.scales + column, nothing, 0);
+      if (static_cast<int>(threadIdx.x) < part_.lanes) StoreTagged(part_.scales + column, nothing, 0);
     }
   }
 
@@ -225,7 +224,7 @@ class HeldSweeps {
 
   // Quads of a row in shared memory: all that threads may have, where that leaves room for enough rows, so that their
   // places are constants.
-  __device__ int Row() const { return HeldRowsArePadded(kQuads, sizeof(T)) ? kQuads * kHeldThreads : part_.Quads(); }
+  __device__ int Row() const { return HeldRowsArePadded(kQuads, sizeof(T)) ? kQuads * kHeldThreads : part_.quads; }
   // Of row kKept, the first there: the thread's quad q.
   __device__ Quad* Shared(int q) const {
     return reinterpret_cast<Quad*>(DynamicShared()) + (HeldRowsArePadded(kQuads, sizeof(T)) ? QuadAt(q) : QuadThere(q));
@@ -359,7 +358,7 @@ class HeldSweeps {
       }
       // An iteration counts when all its scales are known to be numbers.
       lost = __syncthreads_or(lost);
-      const float verdict = kJudged && !lost ? memory_.verdicts[(turn_ + 1) & 1] : 1;
+      const float verdict = kJudged && !lost ? judging_->verdicts[(turn_ + 1) & 1] : 1;
       stopped_ = verdict <= kStopped;
       if (lost || verdict == kVoided) {
         TakeBack(lost);
@@ -405,7 +404,7 @@ class HeldSweeps {
     for (int k = 0; k < kMost; ++k) error += 32 * k + Lane() < part_.blocks ? __uint_as_float(seen[k]) : 0;
     for (int lanes = 16; lanes > 0; lanes /= 2) error += __shfl_xor_sync(0xffffffffu, error, lanes);
     if (Judges()) {
-      memory_.verdicts[(turn_ + 1) & 1] =
+      judging_->verdicts[(turn_ + 1) & 1] =
           JudgeIteration(member_.job, State(turn_), error, &judging_->states[(turn_ + 1) & 1]);
     }
     __syncwarp();
@@ -456,7 +455,7 @@ class HeldSweeps {
   }
   // The inverse of a scale, after this half step of `side` from `before`.
   __device__ float Relaxed(int side, float before, float sum, float pull, int turn) const {
-    const float relax = memory_.verdicts[turn & 1], damping = judging_->damping[side];
+    const float relax = judging_->verdicts[turn & 1], damping = judging_->damping[side];
     if (relax == 1 && damping == 1) return sum;
     float move = log2f(sum / before);
     if (damping != 1) move = damping * move - (1 - damping) * log2f(before) + pull;
@@ -486,11 +485,11 @@ class HeldSweeps {
   __device__ void Fetch(int first) {
     if (first >= part_.rows || first < part_.held) return;
     const auto* numbers =
-        reinterpret_cast<const float4*>(NumbersOf<T>(member_, 0)) + int64_t{part_.first_row + first} * part_.Quads();
+        reinterpret_cast<const float4*>(NumbersOf<T>(member_, 0)) + int64_t{part_.first_row + first} * part_.quads;
 #pragma unroll
     for (int r = 0; r < kGroup; ++r) {
 #pragma unroll
-      for (int q = 0; q < kQuads; ++q) read_[r][q] = __ldcg(numbers + r * part_.Quads() + QuadThere(q));
+      for (int q = 0; q < kQuads; ++q) read_[r][q] = __ldcg(numbers + r * part_.quads + QuadThere(q));
     }
   }
   // Their densities, sums, weights, and what they add to the columns, a group after the other.
@@ -572,8 +571,8 @@ class HeldSweeps {
     const int owned = OwnedOf(q);
     if (owned <= 0 || IsJudging()) return __syncthreads();  // Parts of rows' sums have been read.
     constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, kAddingThreads / 8));
-    const int lane = threadIdx.x % part_.Lanes(), slice = threadIdx.x / part_.Lanes();
-    const int step = kAddingThreads / part_.Lanes();
+    const int lane = threadIdx.x % part_.lanes, slice = threadIdx.x / part_.lanes;
+    const int step = kAddingThreads / part_.lanes;
     float sum[4] = {0, 0, 0, 0};
     if (4 * lane < owned) {
       const float* from = part_.sums + int64_t{slice} * part_.columns + FirstOwned(q) + 4 * lane;
@@ -592,11 +591,11 @@ class HeldSweeps {
         for (int c = 0; c < 4; ++c) sum[c] += part[c];
       }
     }
-    for (int lanes = part_.Lanes(); lanes < 32; lanes *= 2) {
+    for (int lanes = part_.lanes; lanes < 32; lanes *= 2) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], lanes);
     }
-    if (Lane() < part_.Lanes()) {
+    if (Lane() < part_.lanes) {
       *reinterpret_cast<float4*>(&memory_.columns[q][Warp()][4 * lane]) = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     __syncthreads();
