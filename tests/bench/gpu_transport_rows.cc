@@ -223,6 +223,20 @@ void AddChecks(const Add& add) {
       }
     }
   }
+  // Relaxed marginals of sizes that a whole GPU holds.
+  const int64_t held[][3] = {{1100, 2050, 20}, {2100, 4050, 64}, {4000, 4096, 3}, {1300, 1025, 1}, {4200, 1100, 7}};
+  for (const auto& [n, m, dim] : held) {
+    for (double rho : {0.02, 0.3, 5.0}) {
+      for (double epsilon : {0.3, 0.01}) {
+        for (double tolerance : {0.0, 1e-4}) {
+          add("checks", [&](Row* r) {
+            r->n = n, r->m = m, r->dim = dim, r->rho = rho * dim, r->epsilon = epsilon * dim, r->tolerance = tolerance;
+            r->iterations = tolerance > 0 ? 300 : 20, r->repeats = 1, r->gradient = tolerance == 0;
+          });
+        }
+      }
+    }
+  }
   // Symmetric updates and self-terms from such exponents, and from frames.
   const int64_t swept[][3] = {
       {1100, 2050, 20}, {2100, 4100, 64}, {1100, 1200, 784}, {1030, 8200, 128}, {1100, 1200, 3}};
