@@ -161,7 +161,7 @@ class CloudLoop {
     const auto load = [&] {
       const float* frames = m_.FramesOf(pass) + r * kRows + Lane();
 #pragma unroll
-      for (int k = 0; k < kRows / 32; ++k) seen[k] = LoadTerm(frames + 32 * k);
+      for (int k = 0; k < kRows / 32; ++k) seen[k] = LoadOneTagged(frames + 32 * k);
     };
     load();
     for (; t < rounds; ++t) {
@@ -264,8 +264,8 @@ class CloudLoop {
 #pragma unroll
           for (int k = 0; k < kEach; ++k) {
             const int i = first + 32 * k;
-            const float term =
-                i < m_.rows ? TermOf(LoadTerm(m_.FramesOf(pass) + i)) - __log2f(sum[k]) : static_cast<float>(kVoid);
+            const float term = i < m_.rows ? TermOf(LoadOneTagged(m_.FramesOf(pass) + i)) - __log2f(sum[k])
+                                           : static_cast<float>(kVoid);
             StoreTagged(m_.FramesOf(pass + 1) + i, term, m_.TagOf(pass + 1));
             m_.TotalsOf(pass + 2)[i] = 0;
           }
@@ -287,7 +287,7 @@ class CloudLoop {
   }
   // Potentials are those whose terms these are again: it is all the same where slices end.
   __device__ double PhiOfRow(int pass, int i) const {
-    return TermOf(LoadTerm(m_.FramesOf(pass) + i)) / m_.frame.scale - m_.frame.reference;
+    return TermOf(LoadOneTagged(m_.FramesOf(pass) + i)) / m_.frame.scale - m_.frame.reference;
   }
   __device__ double PhiOfColumn(float term) const {
     return (static_cast<double>(term) - m_.lift) / m_.frame.scale + m_.frame.reference;

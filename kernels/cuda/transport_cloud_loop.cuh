@@ -104,12 +104,7 @@ __device__ inline unsigned long long LoadTotal(const unsigned long long* total) 
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(total) : "memory");
   return x;
 }
-// Of a row: with the bit that says of which pass it is, and without.
-__device__ inline uint32_t LoadTerm(const float* at) {
-  uint32_t x;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
-  return x;
-}
+// Of a row, without the bit that says of which pass it is.
 __device__ inline float TermOf(uint32_t tagged) { return __uint_as_float(tagged & ~1u); }
 
 // x as the sum of three halves.

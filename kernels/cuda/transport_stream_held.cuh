@@ -86,6 +86,11 @@ __device__ inline uint4 LoadTagged(const float* at) {
                : "memory");
   return x;
 }
+__device__ inline uint32_t LoadOneTagged(const float* at) {
+  uint32_t x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  return x;
+}
 __device__ inline bool IsOf(const uint4& x, uint32_t tag) {
   return (((x.x ^ tag) | (x.y ^ tag) | (x.z ^ tag) | (x.w ^ tag)) & 1) == 0;
 }
