@@ -3,8 +3,8 @@
 //
 // A cluster of blocks (before Hopper: one block) has one member's columns; sums are taken thread by thread and block by
 // block in the same order. All blocks decide and fit alike; the first keeps what the next iteration needs.
+#include "kernels/cuda/transport_anderson.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
-#include "kernels/cuda/transport_control.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_stream.cuh"
 
@@ -15,37 +15,6 @@ namespace {
 constexpr int kAndersonThreads = 512;
 constexpr int kTogether = 3;  // Columns of a thread.
 constexpr int kWindow = kAndersonWindow;
-constexpr int kTrial = 16;       // In so many iterations
-constexpr double kGain = 1.2;    // the error falls by this factor,
-constexpr double kGrowth = 4;    // and it grows by this one
-constexpr int kRestartsMax = 3;  // no more often than that.
-constexpr double kRidge = 1e-10;
-constexpr double kUnsafeError = 1e6;  // Of the total mass: nothing linear is near.
-
-__device__ void Restart(AndersonProgress* a) {
-  a->count = 0;
-  a->fresh = 1;
-  a->least = INFINITY;
-}
-
-// False: this iteration is not extrapolated. `error`: in units of the total mass.
-__device__ bool Judge(AndersonProgress* a, double error) {
-  if (!(error < kUnsafeError)) {
-    Restart(a);
-    if (++a->skipped > kTrial) a->active = 0;
-    return false;
-  }
-  if (a->iterations++ % kTrial == 0) {
-    if (error * kGain > a->trial) a->active = 0;
-    a->trial = error;
-  }
-  if (error > kGrowth * a->least) {
-    if (++a->restarts > kRestartsMax) a->active = 0;
-    Restart(a);
-  }
-  a->least = fmin(a->least, error);
-  return a->active != 0;
-}
 
 // A warp's sums of kCount values, a power of two up to 32; each lane gets one, that of value LaneSum. Lanes that differ
 // in a bit halve between them what is still to be summed.
@@ -94,45 +63,6 @@ __device__ void ClusterSums(double (&sums)[kCount]) {
   for (int k = 0; k < kCount; ++k) sums[k] = totals[k];
 }
 
-// Least squares by Cholesky's factorisation of the normal equations, slightly damped: the answer's component of this
-// lane, a row of the matrix each of the first kWindow. `right`: of the right side. By a warp.
-__device__ double Fit(const double (&gram)[kWindow][kWindow], int count, double right) {
-  constexpr unsigned kAll = 0xffffffffu;
-  const int lane = threadIdx.x % 32, row = lane < count ? lane : 0;
-  double ridge = 0;
-  for (int k = 0; k < count; ++k) ridge += kRidge * gram[k][k];
-  double left[kWindow];  // Of the matrix's rest, until it is this lane's turn; of the transposed factor.
-#pragma unroll
-  for (int k = 0; k < kWindow; ++k) left[k] = gram[row][k] + (k == row ? ridge : 0);
-  double own_inverse = 0;
-#pragma unroll
-  for (int k = 0; k < kWindow; ++k) {
-    if (k >= count) break;
-    const double pivot = __shfl_sync(kAll, left[k], k);
-    const double inverse = pivot > 0 ? 1 / sqrt(pivot) : 0;  // Nothing new in this one: its weight becomes 0.
-    const double below = left[k] * inverse;
-    const double answer = __shfl_sync(kAll, right, k) * inverse;
-    if (lane > k) right -= below * answer;
-    if (lane == k) {
-      right = answer;
-      own_inverse = inverse;
-    }
-#pragma unroll
-    for (int j = k + 1; j < kWindow; ++j) {
-      const double other = __shfl_sync(kAll, below, j);
-      if (lane > k) left[j] -= below * other;
-    }
-  }
-#pragma unroll
-  for (int k = kWindow - 1; k >= 0; --k) {
-    if (k >= count) continue;
-    if (lane == k) right *= own_inverse;
-    const double answer = __shfl_sync(kAll, right, k);
-    if (lane < k) right -= left[k] * own_inverse * answer;
-  }
-  return right;
-}
-
 int AndersonRanks() { return HasHopperKernels() ? kPortableRanks : 1; }
 
 // What an iteration does, once judged.
@@ -162,7 +92,7 @@ __global__ void __launch_bounds__(kAndersonThreads, 1) AndersonKernel(LaunchTabl
   }
   if (threadIdx.x == 0) {
     next = a->progress;
-    plan.go = Judge(&next, state->error[1] / state->total_mass[1]);
+    plan.go = JudgeExtrapolation(&next, state->error[1] / state->total_mass[1]);
     plan.differs = !next.fresh;
     plan.at = next.count % kWindow;
     if (plan.go) {
@@ -242,7 +172,7 @@ __global__ void __launch_bounds__(kAndersonThreads, 1) AndersonKernel(LaunchTabl
   }
   __syncthreads();
   if (threadIdx.x < 32) {
-    const double fitted = Fit(gram, plan.known, weight[threadIdx.x % kWindow]);
+    const double fitted = FitResidual(gram, plan.known, weight[threadIdx.x % kWindow]);
     __syncwarp();  // The right side has been read.
     if (static_cast<int>(threadIdx.x) < plan.known) weight[threadIdx.x] = fitted;
   }

@@ -167,11 +167,12 @@ void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of
 // fallen, are left as they are. Jobs of one launch have the same LoopLaunchOf. All blocks run at once, where
 // HasHeldKernels. Columns' terms are left as sweeps leave them. Those whose last iteration it was are measured.
 struct LoopLaunch {
+  bool judged;     // There is a tolerance.
   int dims;        // 2 or 3: of points; 0: numbers lie in memory,
   bool densities;  // as densities of FAST.
   int quads;       // Of columns, that a thread has.
   bool operator<(const LoopLaunch& other) const {
-    return std::tie(dims, densities, quads) < std::tie(other.dims, other.densities, other.quads);
+    return std::tie(judged, dims, densities, quads) < std::tie(other.judged, other.dims, other.densities, other.quads);
   }
 };
 LoopLaunch LoopLaunchOf(const Job& job);

@@ -88,7 +88,7 @@ class TransportResident final : public Resident {
     return job_.looped && (Streams() || LoopsPoints(job_) || LoopsClouds(job_)) && launched_ + done >= 1;
   }
   void Loop() { looping_ = swept_ = true; }
-  // Whether the launch that makes its last iterations, in this slice, measures it as well.
+  // Whether the launch that makes its last iterations measures it as well.
   bool IsMeasured() const { return looping_; }
   bool HasKeptGradient(Mode mode) const {
     return Has(mode) && (mode == kFloat ? kept_ : framed_) && cuda::HasKeptGradient(job_, mode);
@@ -132,22 +132,24 @@ class TransportResident final : public Resident {
     c.stop_reason = static_cast<StopReason>(r.reason);
     modes_ = r.modes;
     // Members of looped jobs whose sums have left the range of floats, or that need float64, wait until all others are
-    // through. Then they go on as they would alone: what was kept for loops is not for them, and passes count from 0.
-    const bool left = job_.looped && r.running > 0 && r.looping == 0;
+    // through, and stored. Then they go on as they would alone: what was kept for loops is not for them, and passes
+    // count from 0.
+    const bool waited = job_.looped && r.running > 0 && r.looping == 0;
+    const bool left = waited && (finished_ || r.running == job_.count);
     if (job_.looped && r.looping > 0) modes_ = 1 << kFloat;
     if (left) {
-      job_.looped = kept_ = swept_ = false;
+      job_.looped = kept_ = swept_ = looping_ = false;
       launched_ = 0;
     }
     const bool disappointed = left || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
-    hopeful_ = looping_ = false;
+    hopeful_ = false;
     if (disappointed) stage_ = Stage::kIterate;
     if (finished_ && !disappointed) {
       stage_ = job_.in.hessian.count > 0 && r.diverged < 0 ? Stage::kProducts : Stage::kDone;
       if (r.diverged >= 0) status_.Update(Diverged(r));
     } else if (prepared_) {
       stage_ = Stage::kIterate;
-    } else if (r.running == 0) {
+    } else if (r.running == 0 || (waited && !left)) {
       stage_ = Stage::kFinish;
     }
   }

@@ -197,16 +197,24 @@ __host__ __device__ inline int HeldOwned(const Job& job, int blocks) {
   const int columns = StreamColumns(job, 0) < kHeldQuadColumns ? StreamColumns(job, 0) : kHeldQuadColumns;
   return static_cast<int>(CeilDiv(columns, 4 * blocks)) * 4;
 }
-// Looped jobs: plain ones that are too large to be held and that a whole device sweeps in one launch of many iterations
-// (transport_stream_loop.cu): streamed ones, or points of few coordinates, from which it makes exponents itself.
+// Looped jobs: those that are too large to be held and that a whole device sweeps in one launch of many iterations
+// (transport_stream_loop.cu): streamed ones, or points of few coordinates, from which it makes exponents itself. Plain
+// ones, and those with a tolerance that columns' terms, floats of which one bit is another's, can meet.
 constexpr int kLoopBlocks = kProcessors, kLoopThreads = 256, kLoopRowsMost = 256;  // Rows: of a block.
 constexpr int kLoopQuadsMost = 10, kLoopColumnsMost = kLoopQuadsMost * 4 * kLoopThreads;
-constexpr int kLoopOwnedMost = 80;      // Columns that a block adds up.
-constexpr int kLoopBytes = 204 * 1024;  // Of shared memory: rows on their way, or points of all columns.
+constexpr int kLoopOwnedMost = 80;  // Columns that a block adds up.
 constexpr int kLoopDimMost = 3, kLoopRowsLeast = 1024;
+constexpr double kLoopToleranceLeast = 3e-6;
+// Of shared memory: rows on their way, or points of all columns.
+__host__ __device__ constexpr int LoopBytes(bool judged) { return (judged ? 199 : 204) * 1024; }
+__host__ __device__ inline bool LoopsJudged(const Job& job) {
+  const SolverOptions& solver = job.solver;
+  return IsAlternating(job) && solver.tolerance >= kLoopToleranceLeast && std::isinf(solver.rho_a) &&
+         std::isinf(solver.rho_b);
+}
 __host__ __device__ inline bool MayLoop(const Job& job) {
-  return IsPlain(job) && MayStream(job) && StreamColumns(job, 0) <= kLoopColumnsMost && HeldBlocks(job) == 0 &&
-         job.size[0] >= kLoopRowsLeast && CeilDiv(job.size[0], kLoopBlocks) <= kLoopRowsMost;
+  return (IsPlain(job) || LoopsJudged(job)) && MayStream(job) && StreamColumns(job, 0) <= kLoopColumnsMost &&
+         HeldBlocks(job) == 0 && job.size[0] >= kLoopRowsLeast && CeilDiv(job.size[0], kLoopBlocks) <= kLoopRowsMost;
 }
 __host__ __device__ inline bool LoopsPoints(const Job& job) {
   return MayLoop(job) && SourceOf(job) == Source::kProducts && job.dim <= kLoopDimMost &&

@@ -22,8 +22,11 @@ class Slice : private OutputLaunches {
     Prepare(preparing);
     // Small problems may be through at once.
     const Set hopeful = Among(preparing, [&](const TransportResident& r) {
-      return (r.OnChip() || r.job().held || r.job().solver.tolerance == 0) &&
-             (r.job().held || r.job().solver.max_iterations * IterationSeconds(r.job()) < slice_seconds);
+      const Job& job = r.job();
+      if (job.held) return true;
+      const bool judged = job.solver.tolerance > 0;
+      if (judged && job.looped) return LoopChunk(job) * IterationSeconds(job) < slice_seconds;
+      return (r.OnChip() || !judged) && job.solver.max_iterations * IterationSeconds(job) < slice_seconds;
     });
     RunHopeful(hopeful);
     Iterate(slice_seconds);
@@ -53,7 +56,8 @@ class Slice : private OutputLaunches {
     }
   }
 
-  // Whole solves, on the guess that float32 will do; of those that are held, as many iterations as that takes at once.
+  // Whole solves, on the guess that float32 will do; of those that are held, or looped until a tolerance is met, as
+  // many iterations as that takes at once.
   void RunHopeful(const Set& set) {
     int most = 0;
     for (int k : set) {
@@ -69,7 +73,11 @@ class Slice : private OutputLaunches {
     for (int64_t done = 0; !passing.empty(); ++done) {
       changed |= KeepExponents(passing, done);
       changed |= Hold(&passing, done);
-      changed |= !Loop(&passing, done, iterations, true).empty();
+      for (int k : Loop(&passing, done, iterations, true)) {
+        const Job& job = residents()[k]->job();
+        if (job.solver.tolerance > 0) residents()[k]->CountPasses(done + LoopChunk(job));
+        changed = true;
+      }
       if (changed) passes = PassesOf(passing);
       RunPass(&passes, Pass::kIterate, done);
       const Set left = Among(passing, [done](const TransportResident& r) { return r.passes_left() > done + 1; });
@@ -112,16 +120,20 @@ class Slice : private OutputLaunches {
   static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
     return all ? CeilDiv(most, chunk) : std::max<int64_t>(1, most / chunk);
   }
-  // Those that are looped, about `most` iterations of them; `all`: not less.
+  // Those that are looped, about `most` iterations of them; `all`: not less, unless a tolerance may be met before.
   Set Loop(Set* set, int64_t done, int64_t most, bool all) {
     Set looping;
     const auto take = [&](bool clouds, auto launch_of, auto launch) {
       const Set taken = TakeTogether(
           set, [=](const TransportResident& r) { return r.MayLoop(done) && LoopsClouds(r.job()) == clouds; },
-          [=](const Job& job) { return std::make_pair(launch_of(job), LoopChunk(job)); },
+          [=](const Job& job) {
+            const int chunk = LoopChunk(job);
+            const bool once = all && job.solver.tolerance > 0;
+            return std::make_tuple(launch_of(job), chunk, once ? 1 : LoopLaunches(most, chunk, all));
+          },
           [=](const LaunchTable& t, int64_t problems, const auto& of) {
-            const auto& [kind, chunk] = of;
-            for (int64_t k = LoopLaunches(most, chunk, all); k > 0; --k) launch(t, problems, kind, chunk, stream());
+            const auto& [kind, chunk, launches] = of;
+            for (int64_t k = launches; k > 0; --k) launch(t, problems, kind, chunk, stream());
           });
       looping.insert(looping.end(), taken.begin(), taken.end());
     };
@@ -278,7 +290,7 @@ class Slice : private OutputLaunches {
   }
 
   Table AcceleratedOf(const Set& set) {
-    const Set chosen = Among(set, [](const TransportResident& r) { return IsAccelerated(r.job()); });
+    const Set chosen = Among(set, [](const TransportResident& r) { return IsAccelerated(r.job()) && !r.job().looped; });
     return TableOf(chosen, AndersonBlocks);
   }
 

@@ -91,6 +91,15 @@ __device__ inline uint32_t LoadOneTagged(const float* at) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
   return x;
 }
+__device__ inline void StoreTagged(double* at, double x, uint32_t tag) {
+  const unsigned long long bits = (static_cast<unsigned long long>(__double_as_longlong(x)) & ~1ull) | tag;
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
+}
+__device__ inline unsigned long long LoadOneTagged(const double* at) {
+  unsigned long long x;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+  return x;
+}
 __device__ inline bool IsOf(const uint4& x, uint32_t tag) {
   return (((x.x ^ tag) | (x.y ^ tag) | (x.z ^ tag) | (x.w ^ tag)) & 1) == 0;
 }

@@ -11,8 +11,12 @@
 // memory. Potentials are what sums say at the end; the last launch goes over all rows once more, weighted as they then
 // are, and measures both marginals. Where a sum leaves its range, the iteration before was the last, and other kernels
 // go on.
+//
+// With a tolerance iterations are judged, and columns extrapolated, by all blocks together (transport_joint.cuh). A
+// launch that has met it measures at once; one that has not leaves all that extrapolation has learned to the next.
 #include <utility>
 
+#include "kernels/cuda/transport_joint.cuh"
 #include "kernels/cuda/transport_stream_loop_rows.cuh"
 
 namespace sinkhorn {
@@ -21,38 +25,44 @@ namespace {
 
 constexpr int kFewQuads = 6;  // Of points: as many, or kLoopQuadsMost.
 
-// Rows at a time: what registers have room for.
+// Rows at a time: what registers have room for, and shared memory twice.
 template <typename T>
 constexpr int LoopRowsOf(int quads) {
-  return kIsRead<T> && quads > 8 ? 2 : 4;
+  return kIsRead<T> && quads > (sizeof(T) == sizeof(float) ? kFewQuads : 8) ? 2 : 4;
 }
 
 #if SINKHORN_HOPPER
 
 // A block's part of a problem. A thread has kQuads times four columns, of kRows rows at a time.
-template <typename T, int kQuads, int kRows>
-class LoopSweeps : private LoopRows<T, kQuads, kRows> {
-  using Rows = LoopRows<T, kQuads, kRows>;
+template <typename T, int kQuads, int kRows, bool kJudged>
+class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
+  using Rows = LoopRows<T, kQuads, kRows, kJudged>;
   using Rows::HasQuad, Rows::IsNear, Rows::kReads, Rows::kScales, Rows::PointsOfColumns, Rows::QuadAt, Rows::Lane;
-  using Rows::memory_, Rows::present_, Rows::ring_, Rows::sum_, Rows::term_;
+  using Rows::memory_, Rows::present_, Rows::RelaxedRow, Rows::ring_, Rows::sum_, Rows::SumBefore, Rows::term_,
+      Rows::Warp;
+  using Joint = JointIterations<kLoopThreads, kLoopOwnedMost>;
   // The term of a column without mass, but for the bit that tells its turn.
   static constexpr float kNothing = kScales ? 0 : static_cast<float>(kVoid);
   static constexpr float kNearlyNothing = kScales ? 1e-44f : static_cast<float>(kVoid / 2);
 
  public:
   __device__ LoopSweeps(const Member& member, LoopMemory* memory)
-      : Rows(memory), member_(member), meeting_(member.At<unsigned>(member.job.at.arrivals), kLoopBlocks) {}
+      : Rows(memory),
+        member_(member),
+        meeting_(member.At<unsigned>(member.job.at.arrivals), kLoopBlocks),
+        joint_(member, kJudged ? JointMemoryOfBlock() : nullptr, memory->column_masses) {}
 
   __device__ void Run(int most) {
     const Job& job = member_.job;
     const EngineState& state = *member_.state(0);
     const int all = job.solver.max_iterations - state.iterations, left = min(all, job.finish_soon ? 1 : most);
     const int parity = state.parity;
-    const bool ends = left == all || job.finish_soon;
+    bool ends = left == all || job.finish_soon;
     if (threadIdx.x == 0) Describe();
     __syncthreads();
-    if constexpr (kReads) ring_.Begin(left + ends);
+    if constexpr (kReads) ring_.Begin(left + (ends || kJudged));
     Prepare(parity);
+    if constexpr (kJudged) joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned);
     meeting_.Arrive();
     meeting_.Await();
     int done = 0, to = parity;
@@ -61,6 +71,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
       if (present_) break;
       done = made;
       to = parity ^ (done & 1);
+      if constexpr (kJudged) ends = !lost_ && joint_.IsStopped();
       Store(parity, to, done);
       if (done > 0 && (ends || !kReads)) FillVoid(to);
       if (!ends || lost_) break;
@@ -115,7 +126,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
       const double term = frame.RowTerm(member_.phi(0, parity, 0)[i], BaseAt(0, i));
       memory_.row_terms[r] = kScales ? 0 : static_cast<float>(term);
       memory_.row_masses[r] = static_cast<float>(member_.mass(0)[i]);
-      memory_.last_rows[r] = {0, 1};
+      memory_.last_rows[r] = {0, kScales && kJudged ? FastExp2(static_cast<float>(-term)) : 1};
       if constexpr (!kReads) {
         float point[3];
         LoadPoint(0, i, static_cast<float>(2 * job.in.kappa * frame.scale), point);
@@ -143,6 +154,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
       }
       SendTerm(term);
     }
+    if (threadIdx.x == 0) memory_.relax = static_cast<float>(member_.state(0)->relax);
     // What this block reads of others says that it is of no turn.
     const float nothing[4] = {0, 0, 0, 0};
     const int lanes = LoopOwned(job) / 4, column = 4 * (threadIdx.x % lanes);
@@ -164,13 +176,18 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
     for (int done = 0;; ++done) {
       lost_ = __syncthreads_or(!TakeTerms());
       if (lost_) return max(done - 1, 0);
+      if constexpr (kJudged) {
+        if (!present_ && joint_.IsStopped()) return done - joint_.IsVoided();
+        if (!present_ && threadIdx.x == 0) memory_.relax = static_cast<float>(joint_.State().relax);
+      }
       if (done == most) return done;
       SumRows();
       MoveOwned();
       for (int r = threadIdx.x; r < memory_.rows; r += kLoopThreads) {
+        const float sum = RelaxedRow(r, memory_.row_sums[r]);
         memory_.rows_before[r] = memory_.last_rows[r];
-        memory_.last_rows[r] = {memory_.row_terms[r], memory_.row_sums[r]};
-        if (!kScales) memory_.row_terms[r] -= __log2f(memory_.row_sums[r]);
+        memory_.last_rows[r] = {memory_.row_terms[r], sum};
+        if (!kScales) memory_.row_terms[r] -= __log2f(sum);
       }
     }
   }
@@ -250,16 +267,40 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
       memory_.parts_of_columns[slice * lanes + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     __syncthreads();
-    if (!OwnsColumn()) return;
     const float* parts = reinterpret_cast<const float*>(memory_.parts_of_columns) + threadIdx.x;
     float whole = 0;
 #pragma unroll 4
-    for (int s = 0; s < slices; ++s) whole += parts[4 * lanes * s];
+    for (int s = 0; s < slices && OwnsColumn(); ++s) whole += parts[4 * lanes * s];
+    if constexpr (kJudged) {
+      if (!present_) whole *= Judge(whole);
+    }
+    if (!OwnsColumn()) return;
     memory_.columns_before[threadIdx.x] = memory_.last_columns[threadIdx.x];
     memory_.last_columns[threadIdx.x] = {kScales ? 0 : own_term_, whole};
+    if constexpr (kJudged) {
+      if (!present_ && joint_.IsVoided()) return SendTerm(own_term_);
+    }
     const float mass = memory_.column_masses[threadIdx.x], ratio = kScales ? whole : whole / mass;
     if (mass == 0) return SendTerm(kNothing);
     SendTerm(!IsNear(ratio) ? NAN : kScales ? mass / whole : own_term_ - __log2f(ratio));
+  }
+  // With all others, the iteration whose rows and columns have been added up; by what the thread's column's sum is to
+  // be multiplied then.
+  __device__ float Judge(float whole) {
+    const int c = threadIdx.x;
+    float ratio = 1;
+    if (OwnsColumn()) {
+      const float mass = memory_.column_masses[c];
+      if (mass > 0) ratio = kScales ? whole * own_term_ / mass : whole / mass;
+      joint_.Tell(c, kScales && mass > 0 ? log2f(own_term_) : own_term_, ratio);
+    }
+    double error = 0;
+    for (int r = Lane(); r < memory_.rows && Warp() == kLoopWarps - 1; r += 32) {
+      const float before = SumBefore(r);
+      error += memory_.row_masses[r] * fabsf(memory_.row_sums[r] - before) / before;
+    }
+    joint_.Decide(error);
+    return OwnsColumn() ? joint_.FactorOf(c, ratio) : 1;
   }
   // The owned column's, as others see it.
   __device__ void SendTerm(float term) {
@@ -269,12 +310,17 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
 
   // ---- Potentials ---------------------------------------------------------------------------------------------------
 
+  // Whether the last iteration does not count.
+  __device__ bool IsTakenBack() const {
+    if constexpr (kJudged) return lost_ || joint_.IsVoided();
+    return lost_;
+  }
   // After `done` iterations from those of parity `from`; what sweeps want of them, too.
   __device__ void Store(int from, int to, int done) const {
     const Job& job = member_.job;
     const StreamFrame frame = memory_.frame;
     const auto power = [&](const LoopSum& last, const LoopSum& before) {
-      const LoopSum& s = lost_ ? before : last;
+      const LoopSum& s = IsTakenBack() ? before : last;
       return s.term - log2(static_cast<double>(s.sum));
     };
     for (int r = threadIdx.x; r < memory_.rows && done > 0; r += kLoopThreads) {
@@ -356,6 +402,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
       const double term = memory_.frame.RowTerm(member_.phi(0, to, 0)[i], BaseAt(0, i));
       memory_.row_masses[r] *= FastExp2(static_cast<float>(term - memory_.row_terms[r]));
     }
+    if (threadIdx.x == 0) memory_.relax = 1;
     present_ = true;
     __syncthreads();
   }
@@ -385,15 +432,27 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
   __device__ void End(int done, int to) {
     const bool is_last = present_ ? LastToArrive(meeting_.Other(), kLoopBlocks) : memory_.rank == 0;
     if (is_last && threadIdx.x == 0) {
-      if (lost_ && !present_) Fall(member_.state(0));
-      if (done > 0) MovePlain(member_.job, member_.state(0), done, to);
+      EngineState* state = member_.state(0);
+      if constexpr (kJudged) {
+        joint_.Leave(lost_, state);
+      } else if (done > 0) {
+        MovePlain(member_.job, state, done, to);
+      }
+      if (lost_ && !present_) Fall(state);
     }
+    if constexpr (kJudged) joint_.End(lost_ || present_);
     if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks);
     if (threadIdx.x == 0) meeting_.Leave();
   }
 
+  __device__ static typename Joint::Memory* JointMemoryOfBlock() {
+    __shared__ typename Joint::Memory memory;
+    return &memory;
+  }
+
   const Member& member_;
   HeldMeeting meeting_;
+  Joint joint_;
   uint32_t tag_ = 0;
   bool lost_ = false;   // The last iteration.
   float own_term_ = 0;  // Of the column that the thread looks after.
@@ -402,7 +461,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows> {
 #endif
 
 // A group of all blocks for one problem after the other.
-template <typename T, int kQuads, int kRows>
+template <typename T, int kQuads, int kRows, bool kJudged>
 __global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table, int64_t problems, int most) {
 #if SINKHORN_HOPPER
   __shared__ LoopMemory memory;
@@ -412,31 +471,34 @@ __global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table,
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
     const bool here = kIsRead<T> ? IsStreamed(job, state) : state.mode == kFloat;
-    if (here && !state.stopped && !state.fallen) LoopSweeps<T, kQuads, kRows>(member, &memory).Run(most);
+    const bool through = state.stopped && (!kJudged || state.measured > 0);
+    if (here && !through && !state.fallen) LoopSweeps<T, kQuads, kRows, kJudged>(member, &memory).Run(most);
     __syncthreads();  // What it had of this problem has been read.
   }
 #endif
 }
 
-// By a kernel for `quads`, one of kQuads.
+// By a kernel for `of.quads`, one of kQuads.
 template <typename T, int... kQuads>
-void LaunchQuads(std::integer_sequence<int, kQuads...>, const LaunchTable& table, int64_t problems, int quads, int most,
-                 cudaStream_t stream) {
-  const auto launch = [&](auto kernel, int of) {
-    if (of != quads) return;
-    AttributedLaunch attributed(kernel, kLoopBlocks, kLoopThreads, kLoopBytes, stream);
+void LaunchQuads(std::integer_sequence<int, kQuads...>, const LaunchTable& table, int64_t problems,
+                 const LoopLaunch& of, int most, cudaStream_t stream) {
+  const auto launch = [&](auto kernel, int quads, bool judged) {
+    if (quads != of.quads || judged != of.judged) return;
+    AttributedLaunch attributed(kernel, kLoopBlocks, kLoopThreads, LoopBytes(judged), stream);
     attributed.Add(Together());
     attributed.Enqueue(kernel, table, problems, most);
   };
-  (launch(LoopKernel<T, kQuads, LoopRowsOf<T>(kQuads)>, kQuads), ...);
+  (launch(LoopKernel<T, kQuads, LoopRowsOf<T>(kQuads), false>, kQuads, false), ...);
+  (launch(LoopKernel<T, kQuads, LoopRowsOf<T>(kQuads), true>, kQuads, true), ...);
 }
 
 }  // namespace
 
 LoopLaunch LoopLaunchOf(const Job& job) {
   const int quads = static_cast<int>(CeilDiv(StreamColumns(job, 0), 8 * kLoopThreads)) * 2;
-  if (LoopsPoints(job)) return {job.dim > 2 ? 3 : 2, false, quads <= kFewQuads ? kFewQuads : kLoopQuadsMost};
-  return {0, KeepsDensities(job), quads};
+  const bool judged = !IsPlain(job);
+  if (LoopsPoints(job)) return {judged, job.dim > 2 ? 3 : 2, false, quads <= kFewQuads ? kFewQuads : kLoopQuadsMost};
+  return {judged, 0, KeepsDensities(job), quads};
 }
 
 void LaunchLoop(const LaunchTable& table, int64_t problems, const LoopLaunch& of, int most, cudaStream_t stream) {
@@ -444,7 +506,7 @@ void LaunchLoop(const LaunchTable& table, int64_t problems, const LoopLaunch& of
   constexpr std::integer_sequence<int, 2, 4, kFewQuads, 8, kLoopQuadsMost> numbers;
   constexpr std::integer_sequence<int, kFewQuads, kLoopQuadsMost> points;
   const auto launch = [&](auto number, auto sequence) {
-    LaunchQuads<decltype(number)>(sequence, table, problems, of.quads, most, stream);
+    LaunchQuads<decltype(number)>(sequence, table, problems, of, most, stream);
   };
   if (of.dims > 0) return of.dims == 3 ? launch(Points<3>(), points) : launch(Points<2>(), points);
   of.densities ? launch(Density(), numbers) : launch(0.0f, numbers);

@@ -44,14 +44,17 @@ struct LoopMemory {
   LoopSum last_rows[kLoopRowsMost], rows_before[kLoopRowsMost], last_columns[kLoopOwnedMost],
       columns_before[kLoopOwnedMost];
   float points[kLoopRowsMost][4];  // Of rows, scaled.
+  float relax;                     // How much the iteration in progress is relaxed, where those are judged.
   uint64_t full[kLoopStagesMost];
   double scratch[kMostWarps];
 };
 
 // The block's rows, kRows to a stage: from the first to the last in one iteration, from the last to the first in the
 // next, so that it begins with what is in the cache. One thread copies.
-template <typename T, int kRows>
+template <typename T, int kRows, bool kJudged>
 class LoopRing {
+  static constexpr int kBytes = LoopBytes(kJudged);
+
  public:
   __device__ explicit LoopRing(LoopMemory* memory) : memory_(*memory) {}
 
@@ -59,7 +62,7 @@ class LoopRing {
   __device__ int CountOf(int g) const { return min(memory_.rows - g * kRows, kRows); }
   // All rows so many times.
   __device__ void Begin(int passes) {
-    stages_ = min(kLoopBytes / StageBytes(), kLoopStagesMost);
+    stages_ = min(kBytes / StageBytes(), kLoopStagesMost);
     ahead_ = passes * Groups();
     if (threadIdx.x != 0) return;
     for (int stage = 0; stage < stages_; ++stage) InitBarrier(&memory_.full[stage], 1);

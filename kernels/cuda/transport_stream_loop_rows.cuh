@@ -14,7 +14,7 @@ namespace cuda {
 
 // A thread has kQuads times four columns, of kRows rows at a time. Densities are 2^(z + row term + column term), where
 // z is read (T: float) or made of Points; or they are read themselves (Density), and columns' terms are their scales.
-template <typename T, int kQuads, int kRows>
+template <typename T, int kQuads, int kRows, bool kJudged>
 class LoopRows {
  protected:
   static constexpr bool kReads = kIsRead<T>, kScales = std::is_same_v<T, Density>;
@@ -32,6 +32,15 @@ class LoopRows {
   // Of the thread's columns, 4 q + k times kLoopThreads further on: coordinates, and the term.
   __device__ float4* PointsOfColumns() const { return reinterpret_cast<float4*>(DynamicShared()) + threadIdx.x; }
 
+  // What a row's sum would have been without its term's last move, and, of one that is, as the iteration in progress
+  // relaxes it.
+  __device__ float SumBefore(int row) const { return kScales ? memory_.last_rows[row].sum : 1; }
+  __device__ float RelaxedRow(int row, float sum) const {
+    if (!kJudged || memory_.relax == 1) return sum;
+    const float before = SumBefore(row);
+    return before * FastExp2(memory_.relax * log2f(sum / before));
+  }
+
   // All of them; the thread's columns' sums are then what those add up to.
   __device__ void SumAll() {
 #pragma unroll
@@ -46,7 +55,7 @@ class LoopRows {
   }
 
   LoopMemory& memory_;
-  LoopRing<T, kRows> ring_;
+  LoopRing<T, kRows, kJudged> ring_;
   bool present_ = false;                                 // Whether rows are weighted by their mass alone.
   float term_[kReads ? kQuads : 1][4], sum_[kQuads][4];  // Of the thread's columns; terms of Points: with those.
 
@@ -161,7 +170,11 @@ class LoopRows {
 #pragma unroll
     for (int lanes = kLoopWarps / 2; lanes > 0; lanes /= 2) whole += __shfl_xor_sync(0xffffffffu, whole, lanes);
     const float mass = memory_.row_masses[row];
-    const float of_mine = mine >= count ? 0 : present_ ? mass : IsNear(whole) ? mass * FastReciprocal(whole) : NAN;
+    const float sum_of_mine = RelaxedRow(row, whole);
+    const float of_mine = mine >= count         ? 0
+                          : present_            ? mass
+                          : IsNear(sum_of_mine) ? mass * FastReciprocal(sum_of_mine)
+                                                : NAN;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) weight[r] = __shfl_sync(0xffffffffu, of_mine, kLoopWarps * r);
     if (Warp() == g % kLoopWarps && mine < count) memory_.row_sums[row] = whole;

@@ -62,7 +62,7 @@ void AddMiddle(const Add& add) {
 
 // Sizes beyond those, whose iterations are one launch all the same.
 void AddLooped(const Add& add) {
-  for (int64_t n : {5000, 10000}) {
+  for (int64_t n : {5000, 7500, 10000}) {
     for (int64_t dim : {64, 16, 3}) {
       for (Precision precision : {Precision::kStrict, Precision::kFast}) {
         add("looped", [&](Row* r) {
@@ -167,7 +167,7 @@ void AddDefaults(const Add& add) {
       if (std::string(name) == "default relaxed") r->rho = 1;
     });
   };
-  for (int64_t n : {500, 1000, 2048, 4096, 10000, 20000}) {
+  for (int64_t n : {500, 1000, 2048, 4096, 6000, 10000, 20000}) {
     for (const auto& [dim, epsilon] : {std::make_pair(64, 1e-1), {3, 1e-1}, {3, 1e-2}}) {
       row("default", n, dim, epsilon, Precision::kStrict);
       row("default", n, dim, epsilon, Precision::kFast);
@@ -346,10 +346,14 @@ void AddTiny(const Add& add) {
   // Iterations of a whole device in one launch.
   for (const auto& [m, dim] : {std::make_pair(4300, 3), std::make_pair(8200, 2), std::make_pair(4300, 64)}) {
     for (Precision precision : {Precision::kStrict, Precision::kFast}) {
-      tiny([&](Row* r) { r->n = 1040, r->m = m, r->dim = dim, r->precision = precision; });
+      for (double tolerance : {0.0, 1e-4}) {
+        tiny([&](Row* r) { r->n = 1040, r->m = m, r->dim = dim, r->precision = precision, r->tolerance = tolerance; });
+      }
     }
   }
-  tiny([](Row* r) { r->dense = true, r->n = 1040, r->m = 4300; });
+  for (double tolerance : {0.0, 1e-4}) {
+    tiny([&](Row* r) { r->dense = true, r->n = 1040, r->m = 4300, r->tolerance = tolerance; });
+  }
   for (int64_t m : {14100, 17000, 22000, 26000, 34000, 50000}) {
     tiny([&](Row* r) { r->n = 1040, r->m = m, r->dim = m / 1000, r->precision = Precision::kFast; });
   }

@@ -172,6 +172,34 @@ class BatchingTest : public ConformanceTest {
       EXPECT_EQ(got.iterations, right.iterations) << cases[k].name;
     }
   }
+
+  // The same of those with a tolerance, at which they stop wherever they are, or else, if iterations are few, when all
+  // of them are done.
+  void ExpectSolvedTogetherAndAlone(const std::vector<Case>& cases) {
+    constexpr int kFew = 12;
+    const std::vector<const Case*> order = PointersTo(cases);
+    const std::vector<Answer> together = SolveTogether(backend(), order);
+    ExpectSameBits(order, together, AllAlone(backend(), order));
+    ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), together);
+    for (size_t k = 0; k < cases.size(); ++k) {
+      const SolverOptions& solver = cases[k].solver();
+      const Convergence& got = together[k].convergence[0];
+      const bool limited = solver.max_iterations <= kFew;
+      EXPECT_EQ(got.converged, !limited) << cases[k].name;
+      EXPECT_EQ(got.iterations == solver.max_iterations, limited) << cases[k].name << " " << got.iterations;
+      if (limited) continue;
+      EXPECT_LE(std::max(got.marginal_error_a, got.marginal_error_b), solver.tolerance) << cases[k].name;
+      // To float64 they are a solution as well; FAST rounds coordinates.
+      if (solver.precision == Precision::kFast && got.converged) continue;
+      Case exact = cases[k];
+      exact.solver().precision = Precision::kDouble;
+      exact.solver().tolerance = 1.5 * solver.tolerance;
+      exact.solver().max_iterations = 2;
+      exact.initial_f = Tensor::Of(together[k].f.values(), DType::kFloat64);
+      exact.initial_g = Tensor::Of(together[k].g.values(), DType::kFloat64);
+      EXPECT_TRUE(SolveAlone(backend(), exact).convergence[0].converged) << cases[k].name;
+    }
+  }
 };
 
 TEST_P(BatchingTest, AThousandStrangers) {
@@ -293,7 +321,7 @@ TEST_P(BatchingTest, RelaxedSizesThatFillAGpu) {
   }
 }
 
-// And with a tolerance, at which they stop wherever they are, or else when all iterations are done.
+// And with a tolerance.
 TEST_P(BatchingTest, TolerancesAtSizesThatFillAGpu) {
   constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
   std::vector<LargeShape> shapes = {
@@ -306,28 +334,7 @@ TEST_P(BatchingTest, TolerancesAtSizesThatFillAGpu) {
   if (GetParam() != "cuda") shapes.resize(2);
   std::vector<Case> cases = CasesOf(shapes);
   cases[0].solver().over_relaxation = false;
-  const std::vector<const Case*> order = PointersTo(cases);
-  const std::vector<Answer> together = SolveTogether(backend(), order);
-  ExpectSameBits(order, together, AllAlone(backend(), order));
-  ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), together);
-  for (size_t k = 0; k < cases.size(); ++k) {
-    const SolverOptions& solver = cases[k].solver();
-    const Convergence& got = together[k].convergence[0];
-    const bool limited = k == 7 || k == 9;
-    EXPECT_EQ(got.converged, !limited) << cases[k].name;
-    EXPECT_EQ(got.iterations == solver.max_iterations, limited) << cases[k].name << " " << got.iterations;
-    if (limited) continue;
-    EXPECT_LE(std::max(got.marginal_error_a, got.marginal_error_b), solver.tolerance) << cases[k].name;
-    // To float64 they are a solution as well; FAST rounds coordinates.
-    if (solver.precision == kFast && got.converged) continue;
-    Case exact = cases[k];
-    exact.solver().precision = Precision::kDouble;
-    exact.solver().tolerance = 1.5 * solver.tolerance;
-    exact.solver().max_iterations = 2;
-    exact.initial_f = Tensor::Of(together[k].f.values(), DType::kFloat64);
-    exact.initial_g = Tensor::Of(together[k].g.values(), DType::kFloat64);
-    EXPECT_TRUE(SolveAlone(backend(), exact).convergence[0].converged) << cases[k].name;
-  }
+  ExpectSolvedTogetherAndAlone(cases);
 }
 
 // It has not, and sweeps them in launches of many iterations; some move too far for that, so that others have to go on.
@@ -344,6 +351,22 @@ TEST_P(BatchingTest, SizesThatAGpuSweeps) {
                                {1100, 4300, 3, 0.001, 30, kStrict},
                                {1100, 4300, 30, 0.004, 30, kFast}},
                               GetParam() == "cuda");
+}
+
+TEST_P(BatchingTest, TolerancesAtSizesThatAGpuSweeps) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  std::vector<LargeShape> shapes = {
+      {1025, 4300, 20, 0.2, 300, kFast, 1e-5},    {4300, 1100, 64, 0.1, 300, kStrict, 1e-5},
+      {1025, 6300, 64, 0.2, 300, kFast, 1e-5},    {4500, 2060, 3, 0.02, 900, kStrict, 1e-5},
+      {1030, 9900, 2, 0.05, 400, kFast, 1e-5},    {1100, 4400, 0, 0.03, 400, kStrict, 1e-5},
+      {1200, 5000, 3, 0.004, 900, kStrict, 1e-4}, {4300, 1400, 3, 0.004, 900, kFast, 1e-3},
+      {1100, 4300, 3, 0.001, 12, kStrict, 1e-5},  {4500, 4400, 40, 0.1, 400, kStrict, 1e-5},
+      {1100, 4300, 40, 0.1, 300, kStrict, 1e-6},  {1100, 4300, 30, 0.02, 9, kStrict, 1e-5},
+      {1100, 4300, 30, 5, 300, kStrict, 1e-3},    {1100, 4300, 30, 0.004, 700, kFast, 1e-3}};
+  if (GetParam() != "cuda") shapes.resize(1);
+  std::vector<Case> cases = CasesOf(shapes);
+  if (cases.size() > 1) cases[9].solver().over_relaxation = false;
+  ExpectSolvedTogetherAndAlone(cases);
 }
 
 // More columns than that, of FAST: it makes densities anew in each iteration, once for rows and columns.
