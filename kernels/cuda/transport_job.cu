@@ -107,7 +107,7 @@ Layout LayoutOf(const Job& job) {
       at.stream_sums[e] = part.Take(std::max(StreamSlabs(job, e), together ? kProcessors : 0) * row);
       at.stream_terms[e] = part.Take(row);
       if (together) at.stream_scales = part.Take(row);
-      if (together && LoopsJudged(job)) at.joint_told = part.Take(2 * kJointTold * kProcessors * sizeof(double));
+      if (together && IsJoint(job)) at.joint_told = part.Take(2 * kJointTold * kProcessors * sizeof(double));
     }
     if (HasFrames(job)) {
       at.exponents[e] = part.Take(KeptBytes(job, e));

@@ -45,20 +45,24 @@ class JointIterations {
   __device__ JointIterations(const Member& member, Memory* memory, const float* masses)
       : member_(member), m_(*memory), masses_(masses) {}
 
-  // By all threads; told and read when all blocks have met.
-  __device__ void Begin(int rank, int blocks, int first, int columns) {
+  // By all threads; told and read when all blocks have met. `goes_on`: with what the launch before has left.
+  __device__ void Begin(int rank, int blocks, int first, int columns, bool goes_on) {
     rank_ = rank, blocks_ = blocks, first_ = first, columns_ = columns;
+    goes_on = goes_on && IsAccelerated(member_.job);
     if (threadIdx.x < 2 * kJointTold) {
       StoreTagged(ToldOf(threadIdx.x % 2) + threadIdx.x / 2 * kProcessors + rank, 0.0, 0);
     }
-    const bool goes_on = IsAccelerated(member_.job) && member_.state(0)->iterations > 1;
     const AndersonState* from = IsAccelerated(member_.job) ? member_.anderson() : nullptr;
     if (threadIdx.x == 0) {
       m_.states[1] = *member_.state(0);
       if (from != nullptr) m_.progress[1] = from->progress;
       if (!goes_on) RestartExtrapolation(&m_.progress[1]);
     }
-    if (threadIdx.x < kColumns) m_.at[threadIdx.x] = m_.residual[threadIdx.x] = 0;
+    if (threadIdx.x < kColumns) {
+      const int c = threadIdx.x;
+      m_.at[c] = m_.residual[c] = m_.error[c] = 0;
+      for (int k = 0; k < kWindow; ++k) m_.steps[k][c] = m_.differences[k][c] = 0;
+    }
     if (!goes_on) return;
     if (threadIdx.x < kWindow * kWindow) {
       const int i = threadIdx.x / kWindow, j = threadIdx.x % kWindow;
@@ -71,6 +75,12 @@ class JointIterations {
   __device__ bool IsStopped() const { return State().stopped != 0; }
   // Whether the last turn does not count: the residual before it was small enough.
   __device__ bool IsVoided() const { return turn_ > 0 && IsStopped() && State().parity == State(1).parity; }
+  // By one thread: the last turn has not been. What comes after it is extrapolated from nothing before.
+  __device__ void Undo() {
+    m_.states[(turn_ + 1) & 1] = State(1);
+    m_.progress[(turn_ + 1) & 1] = Progress(1);
+    RestartExtrapolation(&m_.progress[(turn_ + 1) & 1]);
+  }
   // What is left for those that go on in another way.
   __device__ void Leave(int turns, EngineState* state) const {
     *state = State(turns);
@@ -98,6 +108,11 @@ class JointIterations {
     __syncthreads();
     Judge();
     __syncthreads();
+  }
+  // As the turn in progress relaxes it: what a row is divided by, and was before.
+  __device__ float RelaxedRow(float before, float sum) const {
+    const float relax = static_cast<float>(State().relax);
+    return relax == 1 ? sum : before * FastExp2(relax * log2f(sum / before));
   }
   // By what a column's sum is multiplied to be over-relaxed, or extrapolated.
   __device__ float FactorOf(int c, float ratio) const {

@@ -147,14 +147,14 @@ void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaSt
 // Of jobs that are held, after an iteration: a problem for each member. Jobs of one launch have the same HeldLaunchOf.
 // All its blocks run at once. Columns' terms are left as sweeps leave them, and to those what is not solved yet.
 struct HeldLaunch {
-  bool judged;  // There is a tolerance, or marginals are relaxed.
+  HeldKind kind;
   bool halves;  // Exponents of FAST.
   bool reads;   // Of some rows, in each iteration, what there is no room for.
   int quads;    // Of columns, that a thread has.
   int blocks;   // Of a problem.
   bool operator<(const HeldLaunch& other) const {
-    return std::tie(judged, halves, reads, quads, blocks) <
-           std::tie(other.judged, other.halves, other.reads, other.quads, other.blocks);
+    return std::tie(kind, halves, reads, quads, blocks) <
+           std::tie(other.kind, other.halves, other.reads, other.quads, other.blocks);
   }
 };
 // Whether the calling thread's device has room.

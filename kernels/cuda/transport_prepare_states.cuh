@@ -209,7 +209,8 @@ __device__ void PrepareStates(const Member& member) {
   s.mode = ModeAt(s, s.epsilon);
   s.reason = static_cast<int>(StopReason::kMaxIterations);
   if (engine == 0 && IsAccelerated(job)) {
-    s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip && !(job.held && s.mode == kFloat);
+    const bool relaxes = job.held && s.mode == kFloat && HeldKindOf(job) != HeldKind::kExtrapolated;
+    s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip && !relaxes;
     *member.anderson() = {{1, 1, 0, 0, 0, 0, INFINITY, INFINITY}, {}};
   }
   if (s.starting) {

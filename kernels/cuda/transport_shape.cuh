@@ -160,9 +160,13 @@ constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 32;  // O
 constexpr int kHeldColumnsMost = 4096, kHeldIterationsMost = 512;
 constexpr int kHeldQuadColumns = 4 * kHeldThreads;
 constexpr int kHeldBytes = 216 * 1024, kHeldBytesMost = 227 * 1024;  // Of shared memory: rows; all.
-constexpr int kHeldJudgingBytes = 1024;                              // Where iterations are judged.
+constexpr int kHeldJudgingBytes = 1024, kHeldJointBytes = 6400;  // Where iterations are judged; extrapolated.
 constexpr int kHeldRegisters = 32;                                   // Of a thread, for rows.
-__host__ __device__ constexpr int HeldBytes(bool judged) { return kHeldBytes - (judged ? kHeldJudgingBytes : 0); }
+// How iterations go: as many as were asked for; until something is met; with columns extrapolated, too.
+enum class HeldKind : int { kPlain, kJudged, kExtrapolated };
+__host__ __device__ constexpr int HeldBytes(HeldKind kind) {
+  return kHeldBytes - (kind == HeldKind::kPlain ? 0 : kind == HeldKind::kJudged ? kHeldJudgingBytes : kHeldJointBytes);
+}
 __host__ __device__ constexpr int HeldRowsOfRegisters(int quads, int number_bytes) {
   return kHeldRegisters * 4 / (quads * 4 * number_bytes);
 }
@@ -171,10 +175,15 @@ __host__ __device__ constexpr bool HeldRowsArePadded(int quads, int number_bytes
 __host__ __device__ inline int HeldQuads(const Job& job) {  // Of columns, that a thread has.
   return static_cast<int>(CeilDiv(StreamColumns(job, 0), kHeldQuadColumns));
 }
+// Extrapolation halves the iterations, and costs as much as those that take 5 us take themselves.
+__host__ __device__ inline HeldKind HeldKindOf(const Job& job) {
+  if (IsPlain(job)) return HeldKind::kPlain;
+  return IsAccelerated(job) && HeldQuads(job) == 2 ? HeldKind::kExtrapolated : HeldKind::kJudged;
+}
 __host__ __device__ inline int HeldRoom(const Job& job, bool registers) {  // Rows that a block has room for.
   const int number_bytes = KeepsHalves(job) ? 2 : 4, quads = HeldQuads(job);
   const int columns = HeldRowsArePadded(quads, number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
-  return HeldBytes(!IsPlain(job)) / (columns * number_bytes) +
+  return HeldBytes(HeldKindOf(job)) / (columns * number_bytes) +
          (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
 }
 // Blocks of a problem of such a job, if it is streamed; 0: it cannot be held.
@@ -223,6 +232,10 @@ __host__ __device__ inline bool LoopsPoints(const Job& job) {
 // Whether densities of FAST lie in memory instead of their exponents: loops and gradients alone read them.
 __host__ __device__ inline bool KeepsDensities(const Job& job) {
   return job.looped && KeepsHalves(job) && !LoopsPoints(job);
+}
+// Whether iterations are judged as transport_joint.cuh does, where they are held or looped.
+__host__ __device__ inline bool IsJoint(const Job& job) {
+  return HeldBlocks(job) > 0 ? HeldKindOf(job) == HeldKind::kExtrapolated : LoopsJudged(job);
 }
 // Columns that a block adds up, in fours.
 __host__ __device__ inline int LoopOwned(const Job& job) {

@@ -11,9 +11,11 @@
 // not help, sweeps (transport_stream.cu) go on.
 //
 // With a tolerance or relaxed marginals iterations are judged (transport_stream_held_judge.cuh): at the end of one all
-// blocks know the residual before it, whether it counts, and how much the next one is to be over-relaxed.
+// blocks know the residual before it, whether it counts, and how much the next one is to be over-relaxed. With a
+// tolerance, and where an iteration takes long enough for that, columns are extrapolated (transport_joint.cuh).
 #include <algorithm>
 
+#include "kernels/cuda/transport_joint.cuh"
 #include "kernels/cuda/transport_stream_held_judge.cuh"
 
 namespace sinkhorn {
@@ -23,20 +25,23 @@ namespace {
 #if SINKHORN_HOPPER
 
 // A block's part of a problem.
-template <int kQuads, typename T, bool kReads, bool kJudged>
+template <int kQuads, typename T, bool kReads, HeldKind kKind>
 class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   using Rows = HeldRows<kQuads, T, kReads>;
   using Rows::EachGroup, Rows::FirstOwned, Rows::HasQuad, Rows::IsVoid, Rows::kGroup, Rows::kUnit, Rows::Lane;
   using Rows::member_, Rows::memory_, Rows::part_, Rows::QuadThere, Rows::scale_, Rows::term_, Rows::Warp;
   using Rows::OwnColumn, Rows::OwnedOf, Rows::OwnsColumn, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
   using typename Rows::QuadOf;
+  static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
   static constexpr float kMostDrift = QuadOf::kMostDrift;
+  using Joint = JointIterations<kHeldThreads, 2 * kHeldOwnedMost>;
   static constexpr int kAddingThreads = kJudged ? kHeldThreads - 32 : kHeldThreads;
 
  public:
   __device__ HeldSweeps(const Member& member, int blocks, HeldMemory* memory)
       : Rows(member, blocks, memory),
         judge_(member, memory->part),
+        joint_(member, kJoint ? &JointOfBlock()->joint : nullptr, kJoint ? JointOfBlock()->masses : nullptr),
         meeting_(member.At<unsigned>(member.job.at.arrivals), blocks) {}
 
   // `last`: there is no launch after this one.
@@ -46,6 +51,10 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     int left = min(job.solver.max_iterations - state.iterations, kHeldIterationsMost), parity = state.parity, all = 0;
     if (judge_.IsThread()) judge_.SetState(1, state);
     Clear();
+    if constexpr (kJoint) {
+      if (Warp() < 2) JointOfBlock()->masses[threadIdx.x] = MassOfOwn();
+      joint_.Begin(part_.rank, part_.blocks, 0, 2 * kHeldOwnedMost, false);
+    }
     meeting_.Arrive();
     for (bool again = false;; again = true) {
       Make(parity);
@@ -60,12 +69,27 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       meeting_.Await();
     }
     if (part_.rank == 0 && judge_.IsThread()) judge_.Leave(turn_ + 1, !stopped_ && last);
+    if constexpr (kJoint) joint_.End(true);
     if (threadIdx.x != 0) return;
-    if (part_.rank == 0 && !kJudged && all > 0) MovePlain(job, member_.state(0), all, parity);
+    if (part_.rank == 0 && kJoint) joint_.Leave(0, member_.state(0));
+    if (part_.rank == 0 && kKind == HeldKind::kPlain && all > 0) MovePlain(job, member_.state(0), all, parity);
     meeting_.Leave();
   }
 
  private:
+  struct JointOf {
+    typename Joint::Memory joint;
+    float masses[2 * kHeldOwnedMost];
+  };
+  static_assert(sizeof(JointOf) <= kHeldJointBytes, "room");
+  __device__ static JointOf* JointOfBlock() {
+    __shared__ JointOf joint;
+    return &joint;
+  }
+  // Of the column that the thread looks after.
+  __device__ float MassOfOwn() const {
+    return !OwnsColumn() || IsVoid(OwnColumn()) ? 0 : static_cast<float>(member_.mass(1)[OwnColumn()]);
+  }
   __device__ HeldSums& OwnSums() const { return memory_.column_sums[Warp()][Lane()]; }
   __device__ uint32_t Tag() const { return turn_ & 1; }
   __device__ static bool IsNear(float x) { return x > 1 / kMostDrift && x < kMostDrift; }
@@ -105,8 +129,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 
   // Up to `most`, or until the solve has stopped; how many count.
   __device__ int Iterate(int most) {
-    const bool is_void = !OwnsColumn() || IsVoid(OwnColumn());
-    const float column_mass = is_void ? 0 : static_cast<float>(member_.mass(1)[OwnColumn()]);
+    const float column_mass = own_scale_ = MassOfOwn();
     if (Warp() < 2) memory_.row_sums[Warp()][Lane()] = 1;
     if (Warp() < kQuads) memory_.column_sums[Warp()][Lane()] = {1, 1};
     bool lost = false;
@@ -114,15 +137,22 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     for (int done = 0;; ++done) {
 #pragma unroll
       for (int q = 0; q < kQuads && done > 0; ++q) lost = !TakeScales(q) || lost;
-      if (done < most) {
+      if constexpr (kJoint) stopped_ = joint_.IsStopped();
+      if (done < most && !stopped_) {
         if constexpr (kReads) ReadRows();
         SumRows();
       }
       // An iteration counts when all its scales are known to be numbers.
       lost = __syncthreads_or(lost);
-      const float verdict = lost ? 1 : judge_.Verdict(turn_ + 1);
-      stopped_ = verdict <= kStopped;
-      if (lost || verdict == kVoided) {
+      bool voided = false;
+      if constexpr (kJoint) {
+        stopped_ = stopped_ && !lost;
+        voided = stopped_ && joint_.IsVoided();
+      } else {
+        const float verdict = lost ? 1 : judge_.Verdict(turn_ + 1);
+        stopped_ = verdict <= kStopped, voided = verdict == kVoided;
+      }
+      if (lost || voided) {
         TakeBack(lost);
         return done - 1;
       }
@@ -134,7 +164,8 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       if constexpr (kReads) Fetch(FirstRead());
       if (judge_.IsWarp()) judge_.Judge(turn_);
 #pragma unroll
-      for (int q = 0; q < kQuads; ++q) AddOwned(q, column_mass, is_void);
+      for (int q = 0; q < kQuads; ++q) AddOwned(q, column_mass);
+      if constexpr (kJoint) Judge(column_mass);
     }
   }
   // The last iteration; `lost`: the state after it too.
@@ -142,6 +173,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     if (Warp() == 0) memory_.row_sums[turn_ & 1][Lane()] = memory_.row_sums[(turn_ + 1) & 1][Lane()];
     if (OwnsColumn()) OwnSums().last = OwnSums().before;
     if (judge_.IsThread() && lost) judge_.SetState(turn_ + 1, judge_.State(turn_));
+    if (kJoint && threadIdx.x == 0 && lost) joint_.Undo();
   }
   // A warp's sums over its columns.
   __device__ void SumRows() {
@@ -176,12 +208,17 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 #pragma unroll
       for (int w = 0; w < kHeldWarps; ++w) sum += memory_.parts[w][Lane()];
     }
-    const float before = kJudged ? memory_.row_sums[(turn_ + 1) & 1][Lane()] : 0;
-    const float relaxed = judge_.RelaxedRow(Lane(), before, sum, turn_);
+    const float before = kKind == HeldKind::kPlain ? 0 : memory_.row_sums[(turn_ + 1) & 1][Lane()];
+    const float relaxed = RelaxedRow(Lane(), before, sum, turn_);
+    if constexpr (kJoint) row_error_ = Lane() < part_.rows ? memory_.masses[Lane()] * fabsf(sum - before) / before : 0;
     if (judge_.IsWarp()) judge_.TellError(turn_, memory_.masses[Lane()], before, sum);
     if (Warp() == 0) memory_.row_sums[turn_ & 1][Lane()] = relaxed;
     memory_.weights[Warp()][Lane()] = Lane() < part_.held ? WeightOf(Lane(), relaxed) : 0;
     __syncwarp();
+  }
+  __device__ float RelaxedRow(int row, float before, float sum, int turn) const {
+    if constexpr (kJoint) return joint_.RelaxedRow(before, sum);
+    return judge_.RelaxedRow(row, before, sum, turn);
   }
   __device__ float WeightOf(int row, float sum) const {
     return IsNear(sum) ? memory_.masses[row] * FastReciprocal(sum) * kUnit : NAN;
@@ -236,7 +273,9 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       float whole = memory_.parts[Lane() % 8][mine] + memory_.parts[Lane() % 8 + 8][mine];
 #pragma unroll
       for (int lanes = 4; lanes > 0; lanes /= 2) whole += __shfl_xor_sync(0xffffffffu, whole, lanes);
-      if constexpr (kJudged) whole = judge_.RelaxedRow(mine, memory_.row_sums[turn_ & 1][mine], whole, turn_ + 1);
+      if constexpr (kKind != HeldKind::kPlain) {
+        whole = RelaxedRow(mine, memory_.row_sums[turn_ & 1][mine], whole, turn_ + 1);
+      }
       const float weight_of = WeightOf(mine, whole);
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) {
@@ -273,8 +312,8 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     });
     if (HasQuad(q)) StoreTagged(part_.sums + int64_t{part_.rank} * part_.columns + 4 * QuadAt(q), sum, Tag());
   }
-  // The sums of a span's owned columns over all blocks, and their scales.
-  __device__ void AddOwned(int q, float mass, bool is_void) {
+  // The sums of a span's owned columns over all blocks, and their scales, unless those are to be judged first.
+  __device__ void AddOwned(int q, float mass) {
     const int owned = OwnedOf(q);
     if (owned <= 0 || judge_.IsWarp()) return __syncthreads();  // Parts of rows' sums have been read.
     constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, kAddingThreads / 8));
@@ -311,9 +350,28 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 #pragma unroll
     for (int w = 0; w < kAddingThreads / 32; ++w) parts[w % 4] += memory_.columns[q][w][Lane()];
     const float whole = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-    const float relaxed = judge_.RelaxedColumn(q, Lane(), OwnSums().last, whole, turn_);
-    OwnSums() = {relaxed, OwnSums().last};
-    StoreTagged(part_.scales + OwnColumn(), is_void ? 0 : IsNear(relaxed) ? mass / relaxed : NAN, Tag());
+    if constexpr (kJoint) {
+      own_sum_ = whole;
+    } else {
+      Move(judge_.RelaxedColumn(q, Lane(), OwnSums().last, whole, turn_), mass);
+    }
+  }
+  // The thread's column, to this inverse of a scale.
+  __device__ void Move(float sum, float mass) {
+    OwnSums() = {sum, OwnSums().last};
+    const float scale = IsVoid(OwnColumn()) ? 0 : IsNear(sum) ? mass / sum : NAN;
+    StoreTagged(part_.scales + OwnColumn(), scale, Tag());
+    if (kJoint) own_scale_ = __uint_as_float(Tagged(scale, Tag()));
+  }
+  // With all others, the iteration whose sums are known, and columns where it sends them.
+  __device__ void Judge(float mass) {
+    float ratio = 1;
+    if (OwnsColumn()) {
+      if (mass > 0) ratio = own_sum_ * own_scale_ / mass;
+      joint_.Tell(threadIdx.x, mass > 0 ? log2f(own_scale_) : 0, ratio);
+    }
+    joint_.Decide(row_error_);
+    if (OwnsColumn()) Move(own_sum_ * joint_.FactorOf(threadIdx.x, ratio), mass);
   }
   // The thread's columns' new scales; whether they are numbers.
   __device__ bool TakeScales(int q) {
@@ -358,17 +416,20 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   }
 
   HeldJudge<kJudged> judge_;
+  Joint joint_;
   HeldMeeting meeting_;
   int turn_ = 0;                              // Iterations begun.
   bool stopped_ = false;                      // By the last one.
   float4 read_[kReads ? kGroup : 1][kQuads];  // Of the rows that are read next,
   float sum_[kReads ? kQuads : 1][4];         // and what such rows have added to the columns.
+  // The thread's column's, where all are judged together; of the last warp, the lane's row's part of the residual.
+  float own_scale_ = 0, own_sum_ = 0, row_error_ = 0;
 };
 
 #endif
 
 // Groups of `blocks` blocks, each of which solves one problem after the other.
-template <int kQuads, typename T, bool kReads, bool kJudged>
+template <int kQuads, typename T, bool kReads, HeldKind kKind>
 __global__ void __launch_bounds__(kHeldThreads, 1)
     HeldKernel(LaunchTable table, int64_t problems, int blocks, bool last) {
 #if SINKHORN_HOPPER
@@ -380,23 +441,26 @@ __global__ void __launch_bounds__(kHeldThreads, 1)
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
     if (IsStreamed(job, state) && !state.stopped) {
-      HeldSweeps<kQuads, T, kReads, kJudged>(member, blocks, &memory).Run(last);
+      HeldSweeps<kQuads, T, kReads, kKind>(member, blocks, &memory).Run(last);
     }
     __syncthreads();  // What it had of this problem has been read.
   }
 #endif
 }
 
-template <bool kJudged, typename Function>
+template <HeldKind kKind, typename Function>
 void WithHeldKernel(const HeldLaunch& of, Function function) {
-  if (of.reads) return function(HeldKernel<2, float, true, kJudged>);
-  function(of.quads == 1 ? HeldKernel<1, float, false, kJudged> : HeldKernel<2, float, false, kJudged>);
+  if (of.reads) return function(HeldKernel<2, float, true, kKind>);
+  if (of.quads == 2) return function(HeldKernel<2, float, false, kKind>);
+  if constexpr (kKind != HeldKind::kExtrapolated) function(HeldKernel<1, float, false, kKind>);
 }
 template <typename Function>
 void WithHeldKernel(const HeldLaunch& of, Function function) {
-  if (of.judged) return WithHeldKernel<true>(of, function);
-  if (!of.halves) return WithHeldKernel<false>(of, function);
-  function(of.quads == 1 ? HeldKernel<1, __half, false, false> : HeldKernel<2, __half, false, false>);
+  if (of.kind == HeldKind::kExtrapolated) return WithHeldKernel<HeldKind::kExtrapolated>(of, function);
+  if (of.kind == HeldKind::kJudged) return WithHeldKernel<HeldKind::kJudged>(of, function);
+  if (!of.halves) return WithHeldKernel<HeldKind::kPlain>(of, function);
+  function(of.quads == 1 ? HeldKernel<1, __half, false, HeldKind::kPlain>
+                         : HeldKernel<2, __half, false, HeldKind::kPlain>);
 }
 
 // Of judged iterations: how many there will be is not known, and one for which nothing is left takes 5 us.
@@ -417,15 +481,15 @@ bool HasHeldKernels() {
 }
 
 HeldLaunch HeldLaunchOf(const Job& job) {
-  return {!IsPlain(job), KeepsHalves(job), HeldReads(job), HeldQuads(job), HeldBlocks(job)};
+  return {HeldKindOf(job), KeepsHalves(job), HeldReads(job), HeldQuads(job), HeldBlocks(job)};
 }
 
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream) {
   if (problems == 0) return;
   const int64_t groups = std::min<int64_t>(problems, kProcessors / of.blocks);
   WithHeldKernel(of, [&](auto kernel) {
-    for (int left = of.judged ? kHeldLaunchesMost : 1; left > 0; --left) {
-      AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, HeldBytes(of.judged), stream);
+    for (int left = of.kind == HeldKind::kPlain ? 1 : kHeldLaunchesMost; left > 0; --left) {
+      AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, HeldBytes(of.kind), stream);
       launch.Add(Together());
       launch.Enqueue(kernel, table, problems, of.blocks, left == 1);
     }

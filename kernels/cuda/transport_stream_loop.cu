@@ -62,7 +62,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     __syncthreads();
     if constexpr (kReads) ring_.Begin(left + (ends || kJudged));
     Prepare(parity);
-    if constexpr (kJudged) joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned);
+    if constexpr (kJudged) joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned, state.iterations > 1);
     meeting_.Arrive();
     meeting_.Await();
     int done = 0, to = parity;

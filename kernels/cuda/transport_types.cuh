@@ -72,7 +72,7 @@ struct Layout {
   int64_t stream_scales;     // float[StreamColumns] of engine 0; jobs that may be held or looped
   int64_t loop_totals;       // uint64_t[3, padded n]: of rows: sums, and how many blocks' they are; LoopsClouds
   int64_t loop_frames;       // float[3, padded n]: terms of rows
-  int64_t joint_told;        // double[2, kJointTold, kProcessors]; jobs that LoopsJudged
+  int64_t joint_told;        // double[2, kJointTold, kProcessors]; jobs that IsJoint
   int64_t stream_reference;  // double: what columns' potentials are seen from
   int64_t exponents[3];      // [engine]: float, of FAST half or Density [rows, StreamColumns]; jobs that HasFrames
   int64_t frame[3][2];       // [engine][side]: double[size]: the phi that they were made at

@@ -165,12 +165,14 @@ void AddDefaults(const Add& add) {
       r->n = r->m = n, r->dim = dim, r->epsilon = epsilon, r->iterations = 1000, r->tolerance = 1e-5;
       r->precision = precision, r->check = false, r->repeats = n < 10000 ? 5 : 2;
       if (std::string(name) == "default relaxed") r->rho = 1;
+      r->debias = std::string(name) == "default debiased";
     });
   };
   for (int64_t n : {500, 1000, 2048, 4096, 6000, 10000, 20000}) {
     for (const auto& [dim, epsilon] : {std::make_pair(64, 1e-1), {3, 1e-1}, {3, 1e-2}}) {
       row("default", n, dim, epsilon, Precision::kStrict);
       row("default", n, dim, epsilon, Precision::kFast);
+      if (n <= 10000) row("default debiased", n, dim, epsilon, Precision::kStrict);
     }
     if (n <= 10000) row("default relaxed", n, 64, 1e-1, Precision::kStrict);
   }

@@ -49,7 +49,7 @@ HOT = {
     "transport_stream.cu": ("StreamKernel", 14),
     "transport_stream_end.cu": ("StreamEndKernel", 1),
     # Where rows are read again, or iterations are judged, some words are spilled.
-    "transport_stream_held.cu": (r"HeldKernelILi[12]E\w*Lb0ELb0E", 4),
+    "transport_stream_held.cu": (r"HeldKernelILi[12]E\w*Lb0ELNS0_8HeldKindE0E", 4),
     "transport_stream_loop.cu": ("LoopKernel", 28),
 }
 
