@@ -94,7 +94,7 @@ __device__ inline void FillEpsilon(const Member& member, double epsilon, CloudCo
   c->epsilon = epsilon;
   c->scale = kLog2E / epsilon;
   c->unscaled_factor = UnscaledFactor(member.job, c->scale);
-  c->damping = isinf(rho) ? 1 : 1 / (1 + epsilon / rho);
+  c->damping = DampingOf(epsilon, rho);
 }
 // What the job alone decides. By one thread; kIterate and kMeasure.
 __device__ inline void FillShape(const Member& member, const RowBlock& b, int side, Pass pass, CloudContext* c) {

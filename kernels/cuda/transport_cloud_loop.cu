@@ -328,7 +328,7 @@ class CloudLoop {
     const bool is_last = LastToArrive(meeting_.Other(), kLoopBlocks);
     if (is_last && threadIdx.x == 0) {
       meeting_.Other()[1] = 0;
-      if (!whole) Fall(member_.state(0));
+      if (!whole) Fall(member_.job, member_.state(0));
       if (done > 0) MovePlain(member_.job, member_.state(0), done, to);
     }
     if (is_last && measured) EndPlainMeasure(member_, kLoopBlocks);

@@ -103,10 +103,10 @@ __device__ inline void MovePlain(const Job& job, EngineState* s, int done, int p
   StopAtLimit(job, s);
 }
 
-// A sum has left the range of a launch of many iterations. What is kept is for such launches alone.
-__device__ inline void Fall(EngineState* s) {
+// A sum has left the range of a launch of many iterations. What is kept may be for such launches alone.
+__device__ inline void Fall(const Job& job, EngineState* s) {
   s->fallen = 1;
-  s->kept = 0;
+  if (job.looped) s->kept = 0;
 }
 
 // Columns' residual at the new rows, which are exact: at the tolerance that is the answer, and the columns' own update
@@ -180,10 +180,13 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
 // What marginal / mass is at the optimum: 1; unbalanced: exp(-f / rho).
 __device__ inline double TargetRatio(double f, double rho) { return isinf(rho) ? 1 : exp(-f / rho); }
 
+// By what relaxed marginals damp a half step.
+__device__ inline double DampingOf(double epsilon, double rho) { return isinf(rho) ? 1 : 1 / (1 + epsilon / rho); }
+
 // The potential after a half step to -lse / s (base 2, without the shift).
 __device__ inline double HalfStep(double old, double lse, double s, double shift, double epsilon, double rho,
                                   double relax) {
-  const double damping = isinf(rho) ? 1 : 1 / (1 + epsilon / rho);
+  const double damping = DampingOf(epsilon, rho);
   const double half_step = -lse / s;
   const double damped = damping == 1 ? half_step : damping * (half_step + shift) - shift;
   return relax == 1 ? damped : old + relax * (damped - old);

@@ -266,6 +266,7 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
 __device__ void AddReport(const JobReport& p, JobReport* r) {
   r->running += p.running;
   r->looping += p.looping;
+  r->crossing += p.crossing;
   r->modes |= p.modes;
   r->iterations = max(r->iterations, p.iterations);
   if (r->diverged < 0 && p.diverged >= 0) r->diverged = p.diverged, r->diverged_iterations = p.diverged_iterations;
@@ -279,7 +280,7 @@ __device__ void AddReport(const JobReport& p, JobReport* r) {
 __device__ void StoreReport(const Job& job, JobReport* report) {
   __shared__ JobReport parts[kThreads];
   AwaitKernelBefore();
-  const JobReport none = {0, 0, 0, 0, 1, -1, {0, 0}, -1, 0};
+  const JobReport none = {0, 0, 0, 0, 0, 1, -1, {0, 0}, -1, 0};
   JobReport r = none;
   const int64_t each = CeilDiv(job.count, kThreads);
   const int64_t last = min(job.count, (threadIdx.x + 1) * each);
@@ -291,6 +292,7 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
       const EngineState& s = *member.state(e);
       of_member.running += s.stopped ? 0 : 1;
       of_member.looping += s.stopped || s.fallen || s.mode != kFloat ? 0 : 1;
+      if (e == 0) of_member.crossing = of_member.looping;
       of_member.modes |= 1 << s.mode | 1 << ModeAt(s, job.solver.epsilon);
       if (s.stopped && !s.finite && of_member.diverged < 0)
         of_member.diverged = m, of_member.diverged_iterations = s.iterations;

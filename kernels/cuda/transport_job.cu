@@ -106,8 +106,8 @@ Layout LayoutOf(const Job& job) {
       const int64_t row = StreamColumns(job, e) * static_cast<int64_t>(sizeof(float));
       at.stream_sums[e] = part.Take(std::max(StreamSlabs(job, e), together ? kProcessors : 0) * row);
       at.stream_terms[e] = part.Take(row);
-      if (together) at.stream_scales = part.Take(row);
-      if (together && IsJoint(job)) at.joint_told = part.Take(2 * kJointTold * kProcessors * sizeof(double));
+      if (together && e == 0) at.stream_scales = part.Take(row);
+      if (together && e == 0 && IsJoint(job)) at.joint_told = part.Take(2 * kJointTold * kProcessors * sizeof(double));
     }
     if (HasFrames(job)) {
       at.exponents[e] = part.Take(KeptBytes(job, e));
@@ -171,7 +171,7 @@ namespace {
 // Whether iterations of FAST are judged, for which its own densities are too coarse to be held, and would be held if it
 // were STRICT, which takes less time than to sweep it.
 bool IsHeldAsStrict(Job job) {
-  if (IsPlain(job) || !KeepsHalves(job)) return false;
+  if (IsPlain(job) || !KeepsHalves(job) || job.engines > 1) return false;
   job.precision = Precision::kStrict;
   return KeepsExponents(job) && HeldBlocks(job) > 0;
 }
@@ -216,7 +216,8 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
              !ReadsPoints(job);
   job.streamed = StreamsCosts(job) || KeepsExponents(job);
   job.held = kernels.held && job.streamed && HeldBlocks(job) > 0;
-  job.looped = kernels.held && ((MayLoop(job) && (job.streamed || LoopsPoints(job))) || LoopsClouds(job));
+  const bool loops = kernels.held && ((MayLoop(job) && (job.streamed || LoopsPoints(job))) || LoopsClouds(job));
+  (job.engines == 1 ? job.looped : job.looped_beside) = loops;
   job.framed = FramesExponents(job);
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
@@ -226,7 +227,9 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
 double SolveSeconds(const Job& job) {
   // An iteration of a whole H200; where rows are read again.
   constexpr double kHeldSeconds = 8e-6, kReadingSeconds = 14e-6;
-  const int64_t most = job.solver.max_iterations, held = job.held ? std::min<int64_t>(most, kHeldIterationsMost) : 0;
+  const int64_t most = job.solver.max_iterations;
+  const int64_t held =
+      job.held && job.engines == 1 ? std::min<int64_t>(most, kHeldIterationsMost * HeldLaunches(job)) : 0;
   double seconds = (most - held) * (IterationSeconds(job) + 2 * kLaunchSeconds);
   if (held > 0) {
     seconds += held * job.count * (HeldReads(job) ? kReadingSeconds : kHeldSeconds) * HeldBlocks(job) / kProcessors;

@@ -144,17 +144,19 @@ void LaunchStream(const LaunchTable& table, int64_t blocks, const StreamLaunch& 
 void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaStream_t stream);
 
 // ---- transport_stream_held.cu: kHeldIterationsMost iterations, or all that are left, on the chip -------------------
-// Of jobs that are held, after an iteration: a problem for each member. Jobs of one launch have the same HeldLaunchOf.
-// All its blocks run at once. Columns' terms are left as sweeps leave them, and to those what is not solved yet.
+// Of jobs that are held, after an iteration: engine 0, a problem for each member. Jobs of one launch have the same
+// HeldLaunchOf. All its blocks run at once. Columns' terms are left as sweeps leave them, and to those what is not
+// solved yet.
 struct HeldLaunch {
   HeldKind kind;
   bool halves;  // Exponents of FAST.
   bool reads;   // Of some rows, in each iteration, what there is no room for.
   int quads;    // Of columns, that a thread has.
   int blocks;   // Of a problem.
+  int launches;
   bool operator<(const HeldLaunch& other) const {
-    return std::tie(kind, halves, reads, quads, blocks) <
-           std::tie(other.kind, other.halves, other.reads, other.quads, other.blocks);
+    return std::tie(kind, halves, reads, quads, blocks, launches) <
+           std::tie(other.kind, other.halves, other.reads, other.quads, other.blocks, other.launches);
   }
 };
 // Whether the calling thread's device has room.

@@ -133,7 +133,7 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
       m_.scale = kLog2E / m_.epsilon;
       for (int side = 0; side < 2; ++side) {
         const double rho = m_.rho[side] = RhoOf(job_, engine(), side);
-        m_.damping[side] = isinf(rho) ? 1 : 1 / (1 + m_.epsilon / rho);
+        m_.damping[side] = DampingOf(m_.epsilon, rho);
       }
     }
     if constexpr (S::kCluster) {

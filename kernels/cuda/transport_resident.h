@@ -15,7 +15,7 @@ namespace sinkhorn {
 namespace cuda {
 
 // Tolerances: a slice may not enqueue more than this part of the iterations done so far, since most may be idle.
-constexpr int kFirstIterations = 32;
+constexpr int kFirstIterations = 8;
 constexpr int kFirstPairs = 12;  // Of sweeps of Hessian-vector products.
 
 // kProducts: Hessian-vector products; all else is there.
@@ -82,7 +82,14 @@ class TransportResident final : public Resident {
     swept_ = false;  // Columns' terms are of the frame before.
   }
   // Whether the next iterations are made on the chip of a whole device. `done`: see MayKeepExponents.
-  bool MayHold(int64_t done) const { return job_.held && Streams() && launched_ + done >= 1; }
+  bool MayHold(int64_t done) const { return job_.held && job_.engines == 1 && Streams() && launched_ + done >= 1; }
+  // Whether those of engine 0 are, while the others are swept; HoldBeside: they are enqueued.
+  bool MayHoldBeside() const { return job_.held && job_.engines > 1 && Streams() && !beside_; }
+  void HoldBeside() { beside_ = swept_ = true; }
+  // Whether they are made in launches of many, before the others go on.
+  bool MayLoopBeside() const {
+    return job_.looped_beside && crossing_ && (Streams() || LoopsPoints(job_)) && launched_ >= 2;
+  }
   // Whether they are made in one launch of many; Loop: so many are enqueued.
   bool MayLoop(int64_t done) const {
     return job_.looped && (Streams() || LoopsPoints(job_) || LoopsClouds(job_)) && launched_ + done >= 1;
@@ -131,6 +138,7 @@ class TransportResident final : public Resident {
     c.marginal_error_b = r.error[1];
     c.stop_reason = static_cast<StopReason>(r.reason);
     modes_ = r.modes;
+    crossing_ = r.crossing > 0;
     // Members of looped jobs whose sums have left the range of floats, or that need float64, wait until all others are
     // through, and stored. Then they go on as they would alone: what was kept for loops is not for them, and passes
     // count from 0.
@@ -172,7 +180,7 @@ class TransportResident final : public Resident {
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
-       framed_ = false, looping_ = false;
+       framed_ = false, looping_ = false, beside_ = false, crossing_ = true;
   absl::Status status_;
   SolveReport report_;
 };

@@ -145,22 +145,26 @@ __host__ __device__ inline int StreamColumns(const Job& job, int engine) {
   return job.dense && columns % 4 == 0 ? columns : static_cast<int>(CeilDiv(columns, kCloudTile) * kCloudTile);
 }
 __host__ __device__ inline bool KeepsHalves(const Job& job) { return !job.dense && PlanesOf(job) == 1; }
-// Whether iterations are alternating half steps at one epsilon; and to the marginals, as many as were asked for.
+// Whether engine 0's iterations are alternating half steps at one epsilon; and, of the only one, to the marginals, as
+// many as were asked for.
 __host__ __device__ inline bool IsAlternating(const Job& job) {
-  return job.engines == 1 && !job.symmetric && job.solver.epsilon_decay == 0;
+  return !job.symmetric && job.solver.epsilon_decay == 0;
 }
 __host__ __device__ inline bool IsPlain(const Job& job) {
   const SolverOptions& solver = job.solver;
-  return IsAlternating(job) && solver.tolerance == 0 && std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
+  return IsAlternating(job) && job.engines == 1 && solver.tolerance == 0 && std::isinf(solver.rho_a) &&
+         std::isinf(solver.rho_b);
 }
 // Held jobs: streamed ones whose densities so many blocks of a device together have room for, in shared memory and
 // registers, from one iteration to the next (transport_stream_held.cu). A whole device, or half of it: two problems are
-// then solved at once. Of those whose iterations alternate; not more of them than others may wait for: sweeps go on.
+// then solved at once. Of those whose iterations alternate; not more of them than others may wait for: sweeps go on. Of
+// debiased ones with a tolerance engine 0 is held, the others, which take fewer iterations, are swept.
 constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 32;  // Of a block; columns that it adds up.
 constexpr int kHeldColumnsMost = 4096, kHeldIterationsMost = 512;
+constexpr int kHeldLaunchesMost = 2;  // Of judged iterations: how many there will be is not known.
 constexpr int kHeldQuadColumns = 4 * kHeldThreads;
 constexpr int kHeldBytes = 216 * 1024, kHeldBytesMost = 227 * 1024;  // Of shared memory: rows; all.
-constexpr int kHeldJudgingBytes = 1024, kHeldJointBytes = 6400;  // Where iterations are judged; extrapolated.
+constexpr int kHeldJudgingBytes = 1024, kHeldJointBytes = 6400;      // Where iterations are judged; extrapolated.
 constexpr int kHeldRegisters = 32;                                   // Of a thread, for rows.
 // How iterations go: as many as were asked for; until something is met; with columns extrapolated, too.
 enum class HeldKind : int { kPlain, kJudged, kExtrapolated };
@@ -189,13 +193,18 @@ __host__ __device__ inline int HeldRoom(const Job& job, bool registers) {  // Ro
 // Blocks of a problem of such a job, if it is streamed; 0: it cannot be held.
 __host__ __device__ inline int HeldBlocks(const Job& job) {
   const bool coarse = KeepsHalves(job) && !IsPlain(job);  // Marginals would end at 1e-4.
-  if (!IsAlternating(job) || coarse || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
+  const bool beside = job.engines > 1 && job.solver.tolerance == 0;
+  if (!IsAlternating(job) || coarse || beside || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
   for (int blocks : {kProcessors / 2, kProcessors}) {
     const int64_t rows = CeilDiv(job.size[0], blocks);
     if (rows <= kHeldRowsMost && rows <= HeldRoom(job, true)) return blocks;
   }
   const bool reads = !KeepsHalves(job) && HeldQuads(job) == 2;
   return reads && CeilDiv(job.size[0], kProcessors) <= kHeldRowsMost ? kProcessors : 0;
+}
+__host__ __device__ inline int HeldLaunches(const Job& job) {
+  const int most = IsPlain(job) ? 1 : kHeldLaunchesMost;
+  return job.solver.max_iterations <= kHeldIterationsMost ? 1 : most;
 }
 // Whether some rows are read again in each iteration: floats, for which registers are wanted then.
 __host__ __device__ inline bool HeldReads(const Job& job) {
@@ -208,7 +217,8 @@ __host__ __device__ inline int HeldOwned(const Job& job, int blocks) {
 }
 // Looped jobs: those that are too large to be held and that a whole device sweeps in one launch of many iterations
 // (transport_stream_loop.cu): streamed ones, or points of few coordinates, from which it makes exponents itself. Plain
-// ones, and those with a tolerance that columns' terms, floats of which one bit is another's, can meet.
+// ones, and those with a tolerance that columns' terms, floats of which one bit is another's, can meet; of debiased
+// ones engine 0 (Job::looped_beside), before the others are swept.
 constexpr int kLoopBlocks = kProcessors, kLoopThreads = 256, kLoopRowsMost = 256;  // Rows: of a block.
 constexpr int kLoopQuadsMost = 10, kLoopColumnsMost = kLoopQuadsMost * 4 * kLoopThreads;
 constexpr int kLoopOwnedMost = 80;  // Columns that a block adds up.
@@ -218,8 +228,8 @@ constexpr double kLoopToleranceLeast = 3e-6;
 __host__ __device__ constexpr int LoopBytes(bool judged) { return (judged ? 199 : 204) * 1024; }
 __host__ __device__ inline bool LoopsJudged(const Job& job) {
   const SolverOptions& solver = job.solver;
-  return IsAlternating(job) && solver.tolerance >= kLoopToleranceLeast && std::isinf(solver.rho_a) &&
-         std::isinf(solver.rho_b);
+  return IsAlternating(job) && (job.engines == 1 || !KeepsHalves(job)) && solver.tolerance >= kLoopToleranceLeast &&
+         std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
 }
 __host__ __device__ inline bool MayLoop(const Job& job) {
   return (IsPlain(job) || LoopsJudged(job)) && MayStream(job) && StreamColumns(job, 0) <= kLoopColumnsMost &&

@@ -1,5 +1,6 @@
 // What a slice enqueues, stage by stage: residents are prepared, iterate, two passes an iteration, and end.
 #include <algorithm>
+#include <functional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,7 +24,7 @@ class Slice : private OutputLaunches {
     // Small problems may be through at once.
     const Set hopeful = Among(preparing, [&](const TransportResident& r) {
       const Job& job = r.job();
-      if (job.held) return true;
+      if (job.held) return job.engines == 1;
       const bool judged = job.solver.tolerance > 0;
       if (judged && job.looped) return LoopChunk(job) * IterationSeconds(job) < slice_seconds;
       return (r.OnChip() || !judged) && job.solver.max_iterations * IterationSeconds(job) < slice_seconds;
@@ -90,31 +91,43 @@ class Slice : private OutputLaunches {
   template <typename May, typename KindOf, typename Launch>
   Set TakeTogether(Set* set, May may, KindOf kind_of, Launch launch) {
     const Set taken = Among(*set, may);
-    if (taken.empty()) return taken;
+    Together(taken, kind_of, launch);
+    if (!taken.empty()) *set = Among(*set, [may](const TransportResident& r) { return !may(r); });
+    return taken;
+  }
+  template <typename KindOf, typename Launch>
+  void Together(const Set& set, KindOf kind_of, Launch launch) {
     using Kind = decltype(kind_of(std::declval<const Job&>()));
-    const auto kinds = ByKind<Kind>(taken, [kind_of](const TransportResident& r, auto add) { add(kind_of(r.job())); });
+    const auto kinds = ByKind<Kind>(set, [kind_of](const TransportResident& r, auto add) { add(kind_of(r.job())); });
     for (const auto& [kind, chosen] : kinds) {
       const Table table = TableOf(chosen, [](const Job& job) { return job.count; });
       Later(table, [=, kind = kind](const LaunchTable& t, int64_t problems) { launch(t, problems, kind); });
     }
-    *set = Among(*set, [may](const TransportResident& r) { return !may(r); });
-    return taken;
   }
   // Those that are held from now on; whether there are any.
   bool Hold(Set* set, int64_t done) {
     const Set holding = TakeTogether(
-        set, [done](const TransportResident& r) { return r.MayHold(done); }, HeldLaunchOf,
-        [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) {
-          LaunchHeld(t, problems, of, stream());
-        });
+        set, [done](const TransportResident& r) { return r.MayHold(done); }, HeldLaunchOf, Holding());
     for (int k : holding) residents()[k]->Sweep();
     return !holding.empty();
+  }
+  // The same of engines 0, whose jobs stay for the others.
+  bool HoldBeside(const Set& set) {
+    const Set holding = Among(set, [](const TransportResident& r) { return r.MayHoldBeside(); });
+    Together(holding, HeldLaunchOf, Holding());
+    for (int k : holding) residents()[k]->HoldBeside();
+    return !holding.empty();
+  }
+  std::function<void(const LaunchTable&, int64_t, const HeldLaunch&)> Holding() {
+    return
+        [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) { LaunchHeld(t, problems, of, stream()); };
   }
   // Iterations of a looped job's launch: by its members' shape alone. Iterations go on with floats, which potentials
   // between two launches are not, so that their number must not depend on who else is there.
   static int LoopChunk(Job job) {
     constexpr double kSeconds = 4e-3;
-    job.count = 1;
+    job.count = job.engines = 1;
+    job.looped = true;
     return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / IterationSeconds(job))));
   }
   static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
@@ -141,6 +154,18 @@ class Slice : private OutputLaunches {
     take(true, CloudLoopLaunchOf, LaunchCloudLoop);
     for (int k : looping) residents()[k]->Loop();
     return looping;
+  }
+
+  // Engines 0 of those whose other engines wait for them.
+  bool LoopBeside(Set* set, int64_t most) {
+    const auto may = [](const TransportResident& r) { return r.MayLoopBeside(); };
+    const auto kind_of = [](const Job& job) { return std::make_pair(LoopLaunchOf(job), LoopChunk(job)); };
+    const Set looping = TakeTogether(set, may, kind_of, [=](const LaunchTable& t, int64_t problems, const auto& of) {
+      const auto& [kind, chunk] = of;
+      for (int64_t k = LoopLaunches(most, chunk, false); k > 0; --k) LaunchLoop(t, problems, kind, chunk, stream());
+    });
+    for (int k : looping) residents()[k]->Sweep();
+    return !looping.empty();
   }
 
   // Two launches, one for each side, for every kernel in use.
@@ -372,6 +397,8 @@ class Slice : private OutputLaunches {
     bool changed = true;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       changed |= KeepExponents(set, 0);
+      changed |= HoldBeside(set);
+      changed |= LoopBeside(&set, iterations - done);
       for (int k : Loop(&set, 0, iterations - done, false)) {
         const int chunk = LoopChunk(residents()[k]->job());
         residents()[k]->CountPasses(LoopLaunches(iterations - done, chunk, false) * chunk);

@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(kHeldThreads, 1)
     const Job& job = CopyJob(table.jobs[work.job]);
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
-    if (IsStreamed(job, state) && !state.stopped) {
+    if (state.mode == kFloat && IsStreamed(job, state) && !state.stopped) {
       HeldSweeps<kQuads, T, kReads, kKind>(member, blocks, &memory).Run(last);
     }
     __syncthreads();  // What it had of this problem has been read.
@@ -463,9 +463,6 @@ void WithHeldKernel(const HeldLaunch& of, Function function) {
                          : HeldKernel<2, __half, false, HeldKind::kPlain>);
 }
 
-// Of judged iterations: how many there will be is not known, and one for which nothing is left takes 5 us.
-constexpr int kHeldLaunchesMost = 2;
-
 }  // namespace
 
 bool HasHeldKernels() {
@@ -481,14 +478,14 @@ bool HasHeldKernels() {
 }
 
 HeldLaunch HeldLaunchOf(const Job& job) {
-  return {HeldKindOf(job), KeepsHalves(job), HeldReads(job), HeldQuads(job), HeldBlocks(job)};
+  return {HeldKindOf(job), KeepsHalves(job), HeldReads(job), HeldQuads(job), HeldBlocks(job), HeldLaunches(job)};
 }
 
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream) {
   if (problems == 0) return;
   const int64_t groups = std::min<int64_t>(problems, kProcessors / of.blocks);
   WithHeldKernel(of, [&](auto kernel) {
-    for (int left = of.kind == HeldKind::kPlain ? 1 : kHeldLaunchesMost; left > 0; --left) {
+    for (int left = of.launches; left > 0; --left) {
       AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, HeldBytes(of.kind), stream);
       launch.Add(Together());
       launch.Enqueue(kernel, table, problems, of.blocks, left == 1);

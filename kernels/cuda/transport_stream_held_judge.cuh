@@ -79,7 +79,7 @@ class HeldJudge {
   // ---- Relaxed marginals --------------------------------------------------------------------------------------------
 
   // By threads 0 and 1, of a side each.
-  __device__ void TakeDamping(int side) { judging_->damping[side] = static_cast<float>(DampingOf(side)); }
+  __device__ void TakeDamping(int side) { judging_->damping[side] = static_cast<float>(DampingOfSide(side)); }
   // Row k, point i; column k of span q, point j: at these potentials.
   __device__ void TakeRow(int k, int i, double phi) { judging_->row_pulls[k] = PullOf(0, i, phi); }
   __device__ void TakeColumn(int q, int k, int j, double phi) { judging_->column_pulls[q][k] = PullOf(1, j, phi); }
@@ -133,13 +133,12 @@ class HeldJudge {
   }
   __device__ static uint32_t ErrorTag(int turn) { return (turn + 1) / 2 & 1; }
 
-  __device__ double DampingOf(int side) const {
-    const double rho = RhoOf(member_.job, 0, side);
-    return isinf(rho) ? 1 : 1 / (1 + member_.job.solver.epsilon / rho);
+  __device__ double DampingOfSide(int side) const {
+    return DampingOf(member_.job.solver.epsilon, RhoOf(member_.job, 0, side));
   }
   // No number if it is too much: sums are lost then. What has no mass may be pulled as far as it is.
   __device__ float PullOf(int side, int i, double phi) const {
-    const double damping = DampingOf(side);
+    const double damping = DampingOfSide(side);
     if (damping == 1) return 0;
     const double pull = (1 - damping) * part_.frame.scale * (phi + member_.Shift(0, side, i));
     const bool counts = member_.log_mass(side)[i] > kVoid;

@@ -62,7 +62,9 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     __syncthreads();
     if constexpr (kReads) ring_.Begin(left + (ends || kJudged));
     Prepare(parity);
-    if constexpr (kJudged) joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned, state.iterations > 1);
+    if constexpr (kJudged)
+      joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned,
+                   state.iterations > (job.engines > 1 ? 2 : 1));
     meeting_.Arrive();
     meeting_.Await();
     int done = 0, to = parity;
@@ -74,7 +76,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
       if constexpr (kJudged) ends = !lost_ && joint_.IsStopped();
       Store(parity, to, done);
       if (done > 0 && (ends || !kReads)) FillVoid(to);
-      if (!ends || lost_) break;
+      if (!ends || lost_ || job.engines > 1) break;
       BeginMeasuring(to);
     }
     if (present_) Measure(to);
@@ -438,7 +440,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
       } else if (done > 0) {
         MovePlain(member_.job, state, done, to);
       }
-      if (lost_ && !present_) Fall(state);
+      if (lost_ && !present_) Fall(member_.job, state);
     }
     if constexpr (kJudged) joint_.End(lost_ || present_);
     if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks);
@@ -471,7 +473,7 @@ __global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table,
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
     const bool here = kIsRead<T> ? IsStreamed(job, state) : state.mode == kFloat;
-    const bool through = state.stopped && (!kJudged || state.measured > 0);
+    const bool through = state.stopped && (!kJudged || state.measured > 0 || job.engines > 1);
     if (here && !through && !state.fallen) LoopSweeps<T, kQuads, kRows, kJudged>(member, &memory).Run(most);
     __syncthreads();  // What it had of this problem has been read.
   }

@@ -94,7 +94,7 @@ __device__ inline RowRule RowRuleOf(const Member& member, int engine, const Engi
   const double rho = RhoOf(member.job, engine, 0);
   const bool present = pass == Pass::kMeasure || IsSymmetric(member.job, engine);
   return {!present && state.relax == 1 && isinf(rho), present, static_cast<float>(state.relax),
-          isinf(rho) ? 1.0f : static_cast<float>(1 / (1 + state.epsilon / rho))};
+          static_cast<float>(DampingOf(state.epsilon, rho))};
 }
 
 // The rows that a group has at once.

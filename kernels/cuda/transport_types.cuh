@@ -102,6 +102,7 @@ struct alignas(16) Job {
   bool streamed;              // transport_stream.cu, in float32; clouds when their exponents are kept.
   bool held;                  // Its first iterations then are made on the chip: transport_stream_held.cu.
   bool looped;                // All but the first then are made in launches of many: transport_{stream,cloud}_loop.cu.
+  bool looped_beside;         // Those of engine 0 are, before those of the others that come then.
   bool framed;                // The same in kMixed, from exponents in frames that are renewed.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.
@@ -183,9 +184,10 @@ static_assert(kProcessors <= UINT8_MAX, "measured");
 
 // What the host reads of a job after each slice.
 struct JobReport {
-  int32_t running;  // Engines that still iterate,
-  int32_t looping;  // and those of them that launches of many iterations may.
-  int32_t modes;    // 1 << Mode, over all engines.
+  int32_t running;   // Engines that still iterate,
+  int32_t looping;   // and those of them that launches of many iterations may,
+  int32_t crossing;  // and of those engines 0.
+  int32_t modes;     // 1 << Mode, over all engines.
   int32_t iterations;
   int32_t converged;
   int32_t reason;

@@ -185,7 +185,7 @@ def convergence(lines):
                  str(r["iterations"]), show(r["median_ms"]), show(max(r["error_a"], r["error_b"]))]
                 for r in lines if r["name"].startswith("default")]
     table("To a marginal error of 1e-5, which the server takes where nothing is said",
-          ["n = m, d", "marginals", "precision", "eps", "iterations", "ms", "error reached"], defaults)
+          ["n = m, d", "what", "precision", "eps", "iterations", "ms", "error reached"], defaults)
     rows = [[str(r["n"]), str(r["dim"]), str(r["iterations"]), show(r["median_ms"]), show(r["workspace_mb"])]
             for r in lines if r["name"] == "million"]
     table("Memory (issue 5, shows 5)", ["n = m", "d", "iterations", "ms", "workspace, MB"], rows)

@@ -190,7 +190,7 @@ class BatchingTest : public ConformanceTest {
       if (limited) continue;
       EXPECT_LE(std::max(got.marginal_error_a, got.marginal_error_b), solver.tolerance) << cases[k].name;
       // To float64 they are a solution as well; FAST rounds coordinates.
-      if (solver.precision == Precision::kFast && got.converged) continue;
+      if (solver.debias || (solver.precision == Precision::kFast && got.converged)) continue;
       Case exact = cases[k];
       exact.solver().precision = Precision::kDouble;
       exact.solver().tolerance = 1.5 * solver.tolerance;
@@ -335,6 +335,32 @@ TEST_P(BatchingTest, TolerancesAtSizesThatFillAGpu) {
   std::vector<Case> cases = CasesOf(shapes);
   cases[0].solver().over_relaxation = false;
   ExpectSolvedTogetherAndAlone(cases);
+}
+
+// Of debiased ones it holds the densities of x and y alone, or sweeps those in launches of many iterations.
+TEST_P(BatchingTest, DebiasedSizesOfAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  std::vector<LargeShape> shapes = {
+      {1100, 1300, 40, 0.2, 300, kStrict, 1e-5}, {2100, 1060, 3, 0.05, 400, kStrict, 1e-5},
+      {3300, 2900, 3, 0.02, 300, kStrict, 1e-5}, {1200, 1500, 64, 0.1, 400, kStrict, 1e-5, 0.5},
+      {4100, 4001, 64, 0.1, 400, kStrict, 1e-5}, {1100, 2500, 20, 0.05, 12, kStrict, 1e-6},
+      {2100, 1060, 20, 0.2, 400, kFast, 1e-5},   {4300, 1100, 64, 0.1, 300, kStrict, 1e-5},
+      {1100, 4300, 3, 0.02, 300, kStrict, 1e-5}, {4500, 4400, 64, 0.1, 400, kStrict, 1e-5},
+      {1100, 4300, 3, 0.05, 9, kStrict, 1e-5},   {4300, 1100, 64, 0.1, 300, kFast, 1e-4}};
+  if (GetParam() != "cuda") shapes = {{130, 150, 40, 0.2, 300, kStrict, 1e-5}};
+  std::vector<Case> cases = CasesOf(shapes);
+  for (Case& c : cases) c.solver().debias = true;
+  ExpectSolvedTogetherAndAlone(cases);
+  for (const Case& c : cases) {
+    if (c.solver().max_iterations < 100 || c.solver().precision == kFast) continue;
+    Case exact = c;
+    exact.solver().precision = Precision::kDouble;
+    exact.solver().tolerance = 1e-7;
+    exact.solver().max_iterations = 3000;
+    const Answer got = SolveAlone(backend(), c), right = SolveAlone(backend(), exact);
+    EXPECT_TRUE(right.convergence[0].converged) << c.name;
+    EXPECT_NEAR(got.value[0], right.value[0], 1e-5 * std::max(1.0, std::abs(right.value[0]))) << c.name;
+  }
 }
 
 // It has not, and sweeps them in launches of many iterations; some move too far for that, so that others have to go on.
