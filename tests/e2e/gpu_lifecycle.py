@@ -56,6 +56,11 @@ EVERYTHING = (
     "point_cloud:1500x1400x40:40:gradient:epsilon=0.03:tolerance=1e-5",
     "point_cloud:2000x1700x64:400:gradient:tolerance=1e-5",
     "point_cloud:3400x3300x3:400:tolerance=1e-4",
+    "point_cloud:4600x5000x64:gradient",
+    "point_cloud:4600x5000x20:fast",
+    "point_cloud:5000x4500x3:400:gradient:tolerance=1e-5",
+    "point_cloud:1400x1500x64:gradient:debias",
+    "point_cloud:4300x4500x64:400:debias:tolerance=1e-5",
 )
 
 
