@@ -4,6 +4,10 @@
 // passes an iteration, as many as fit the slice; and ends with the measuring passes and its outputs; Hessian-vector
 // products come last, in slices of their own. Engines that have converged sit out the passes that are still enqueued.
 // All decisions between passes are made on the device (transport_control.cuh), so that nothing waits for the host.
+//
+// Those that take a whole device, one after the other, take turns: as many as fit the slice, those first that had fewer
+// slices or waited for more.
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -22,6 +26,31 @@ namespace {
 DeviceKernels KernelsOf(const DeviceInfo& device) {
   const bool hopper = device.compute_major == 9;
   return {hopper, hopper, hopper};
+}
+
+// All residents, but of those that take a whole device only as many as fit a slice, at least one.
+std::vector<Resident*> ThoseWhoseTurnItIs(const std::vector<Resident*>& all, double slice_seconds) {
+  std::vector<TransportResident*> taking;
+  for (Resident* r : all) {
+    if (Of(r)->TakesDevice()) taking.push_back(Of(r));
+  }
+  std::stable_sort(taking.begin(), taking.end(), [](const auto* p, const auto* q) { return p->ComesBefore(*q); });
+  std::vector<const Resident*> waiting;
+  double left = slice_seconds;
+  for (TransportResident* r : taking) {
+    const double seconds = TogetherSeconds(r->job());
+    if (r != taking[0] && seconds > left) {
+      waiting.push_back(r);
+      r->Wait();
+    } else {
+      left -= seconds;
+    }
+  }
+  std::vector<Resident*> chosen;
+  for (Resident* r : all) {
+    if (std::find(waiting.begin(), waiting.end(), r) == waiting.end()) chosen.push_back(r);
+  }
+  return chosen;
 }
 
 class TransportFamily final : public Family {
@@ -45,6 +74,7 @@ class TransportFamily final : public Family {
                       LaunchContext* context) const override {
     std::vector<Resident*> solving, products;
     for (Resident* r : residents) (Of(r)->stage() == Stage::kProducts ? products : solving).push_back(r);
+    solving = ThoseWhoseTurnItIs(solving, slice_seconds);
     const absl::Status status =
         solving.empty() ? absl::OkStatus() : LaunchSlice(absl::MakeConstSpan(solving), slice_seconds, context);
     if (!status.ok() || products.empty()) return status;

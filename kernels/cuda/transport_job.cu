@@ -224,17 +224,41 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   return job;
 }
 
+namespace {
+
+// An iteration that is held, of all members, by a whole H200; where rows are read again.
+double HeldSeconds(const Job& job) {
+  constexpr double kSeconds = 8e-6, kReadingSeconds = 14e-6;
+  return job.count * (HeldReads(job) ? kReadingSeconds : kSeconds) * HeldBlocks(job) / kProcessors;
+}
+// A looped one, of a member.
+double LoopSeconds(Job job) {
+  job.count = job.engines = 1;
+  job.looped = true;
+  return IterationSeconds(job);
+}
+
+}  // namespace
+
+int LoopChunk(const Job& job) {
+  constexpr double kSeconds = 4e-3;
+  return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / LoopSeconds(job))));
+}
+
+double TogetherSeconds(const Job& job) {
+  constexpr int kUsual = 128;
+  const int usual = job.solver.tolerance > 0 ? kUsual : kHeldIterationsMost, most = job.solver.max_iterations;
+  if (job.held) return std::min(most, usual) * HeldSeconds(job);
+  if (!job.looped && !job.looped_beside) return 0;
+  return job.count * std::min(most, LoopChunk(job)) * LoopSeconds(job);
+}
+
 double SolveSeconds(const Job& job) {
-  // An iteration of a whole H200; where rows are read again.
-  constexpr double kHeldSeconds = 8e-6, kReadingSeconds = 14e-6;
   const int64_t most = job.solver.max_iterations;
   const int64_t held =
       job.held && job.engines == 1 ? std::min<int64_t>(most, kHeldIterationsMost * HeldLaunches(job)) : 0;
   double seconds = (most - held) * (IterationSeconds(job) + 2 * kLaunchSeconds);
-  if (held > 0) {
-    seconds += held * job.count * (HeldReads(job) ? kReadingSeconds : kHeldSeconds) * HeldBlocks(job) / kProcessors;
-  }
-  return seconds;
+  return held > 0 ? seconds + held * HeldSeconds(job) : seconds;
 }
 
 double IterationSeconds(const Job& job) {

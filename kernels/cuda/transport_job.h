@@ -22,6 +22,14 @@ int CloudSplits(int64_t rows, int64_t columns, int dim);
 // Of one iteration of all members that is not held, launches left out.
 double IterationSeconds(const Job& job);
 
+// Iterations of a looped job's launch: by its members' shape alone. Iterations go on with floats, which potentials
+// between two launches are not, so that their number must not depend on who else is there.
+int LoopChunk(const Job& job);
+
+// Of a slice's iterations that take a whole device: of all members that are held, by guess where there is a tolerance,
+// or of one launch of those that are looped. 0: there are none.
+double TogetherSeconds(const Job& job);
+
 // Of all iterations that a job may take, launches too.
 double SolveSeconds(const Job& job);
 

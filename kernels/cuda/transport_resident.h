@@ -45,7 +45,21 @@ class TransportResident final : public Resident {
     passes_ = std::min(passes_, launched_ + (started ? 1 : 2));
   }
 
-  void BeginSlice() { job_.odd_before = launched_ % 2 == 1; }
+  void BeginSlice() {
+    ++slices_;
+    job_.odd_before = launched_ % 2 == 1;
+  }
+  // Of those that take turns, the first: it has had fewer slices, or waited for more.
+  bool ComesBefore(const TransportResident& other) const {
+    return slices_ != other.slices_ ? slices_ < other.slices_ : waited_ > other.waited_;
+  }
+  void Wait() { ++waited_; }
+  // Whether the slice that comes has launches of it that take a whole device.
+  bool TakesDevice() const {
+    if (stage_ == Stage::kPrepare) return job_.engines == 1 && (job_.held || job_.looped);
+    if (stage_ != Stage::kIterate) return false;
+    return job_.looped || (job_.looped_beside && crossing_) || (job_.held && job_.engines > 1 && !beside_);
+  }
   const Job& job() const { return job_; }
   Stage stage() const { return stage_; }
   bool Has(Mode mode) const { return (modes_ & (1 << mode)) != 0; }
@@ -129,6 +143,7 @@ class TransportResident final : public Resident {
       if (products_->running == 0) stage_ = Stage::kDone;
       return;
     }
+    if (pending_ == nullptr) return;  // It was not its turn.
     const JobReport r = *pending_;
     pending_ = nullptr;
     Convergence& c = report_.convergence;
@@ -174,8 +189,9 @@ class TransportResident final : public Resident {
   Stage stage_ = Stage::kPrepare;
   int modes_ = 0;  // Of all engines, as bits; known once prepared.
   int hoped_modes_ = 0;
-  int64_t passes_ = 0;    // Iterations at most, the symmetric start included.
-  int64_t launched_ = 0;  // Of them, enqueued.
+  int64_t passes_ = 0;               // Iterations at most, the symmetric start included.
+  int64_t launched_ = 0;             // Of them, enqueued.
+  int64_t slices_ = 0, waited_ = 0;  // Slices that it had a part in, and that it had not.
   const JobReport* pending_ = nullptr;
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;

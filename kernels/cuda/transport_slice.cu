@@ -95,6 +95,7 @@ class Slice : private OutputLaunches {
     if (!taken.empty()) *set = Among(*set, [may](const TransportResident& r) { return !may(r); });
     return taken;
   }
+  // launch(table, problems, kind) for each kind there is.
   template <typename KindOf, typename Launch>
   void Together(const Set& set, KindOf kind_of, Launch launch) {
     using Kind = decltype(kind_of(std::declval<const Job&>()));
@@ -121,14 +122,6 @@ class Slice : private OutputLaunches {
   std::function<void(const LaunchTable&, int64_t, const HeldLaunch&)> Holding() {
     return
         [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) { LaunchHeld(t, problems, of, stream()); };
-  }
-  // Iterations of a looped job's launch: by its members' shape alone. Iterations go on with floats, which potentials
-  // between two launches are not, so that their number must not depend on who else is there.
-  static int LoopChunk(Job job) {
-    constexpr double kSeconds = 4e-3;
-    job.count = job.engines = 1;
-    job.looped = true;
-    return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / IterationSeconds(job))));
   }
   static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
     return all ? CeilDiv(most, chunk) : std::max<int64_t>(1, most / chunk);

@@ -62,9 +62,10 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     __syncthreads();
     if constexpr (kReads) ring_.Begin(left + (ends || kJudged));
     Prepare(parity);
-    if constexpr (kJudged)
-      joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned,
-                   state.iterations > (job.engines > 1 ? 2 : 1));
+    if constexpr (kJudged) {
+      const int before = job.engines > 1 ? 2 : 1;  // The first launch.
+      joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned, state.iterations > before);
+    }
     meeting_.Arrive();
     meeting_.Await();
     int done = 0, to = parity;
@@ -472,7 +473,7 @@ __global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table,
     const Job& job = CopyJob(table.jobs[work.job]);
     const Member member{job, work.block};
     const EngineState& state = *member.state(0);
-    const bool here = kIsRead<T> ? IsStreamed(job, state) : state.mode == kFloat;
+    const bool here = state.mode == kFloat && (!kIsRead<T> || IsStreamed(job, state));
     const bool through = state.stopped && (!kJudged || state.measured > 0 || job.engines > 1);
     if (here && !through && !state.fallen) LoopSweeps<T, kQuads, kRows, kJudged>(member, &memory).Run(most);
     __syncthreads();  // What it had of this problem has been read.
