@@ -129,6 +129,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 
   // Up to `most`, or until the solve has stopped; how many count.
   __device__ int Iterate(int most) {
+    const bool is_void = !OwnsColumn() || IsVoid(OwnColumn());
     const float column_mass = own_scale_ = MassOfOwn();
     if (Warp() < 2) memory_.row_sums[Warp()][Lane()] = 1;
     if (Warp() < kQuads) memory_.column_sums[Warp()][Lane()] = {1, 1};
@@ -164,8 +165,8 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       if constexpr (kReads) Fetch(FirstRead());
       if (judge_.IsWarp()) judge_.Judge(turn_);
 #pragma unroll
-      for (int q = 0; q < kQuads; ++q) AddOwned(q, column_mass);
-      if constexpr (kJoint) Judge(column_mass);
+      for (int q = 0; q < kQuads; ++q) AddOwned(q, column_mass, is_void);
+      if constexpr (kJoint) Judge(column_mass, is_void);
     }
   }
   // The last iteration; `lost`: the state after it too.
@@ -313,7 +314,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     if (HasQuad(q)) StoreTagged(part_.sums + int64_t{part_.rank} * part_.columns + 4 * QuadAt(q), sum, Tag());
   }
   // The sums of a span's owned columns over all blocks, and their scales, unless those are to be judged first.
-  __device__ void AddOwned(int q, float mass) {
+  __device__ void AddOwned(int q, float mass, bool is_void) {
     const int owned = OwnedOf(q);
     if (owned <= 0 || judge_.IsWarp()) return __syncthreads();  // Parts of rows' sums have been read.
     constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, kAddingThreads / 8));
@@ -353,25 +354,25 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     if constexpr (kJoint) {
       own_sum_ = whole;
     } else {
-      Move(judge_.RelaxedColumn(q, Lane(), OwnSums().last, whole, turn_), mass);
+      Move(judge_.RelaxedColumn(q, Lane(), OwnSums().last, whole, turn_), mass, is_void);
     }
   }
   // The thread's column, to this inverse of a scale.
-  __device__ void Move(float sum, float mass) {
+  __device__ void Move(float sum, float mass, bool is_void) {
     OwnSums() = {sum, OwnSums().last};
-    const float scale = IsVoid(OwnColumn()) ? 0 : IsNear(sum) ? mass / sum : NAN;
+    const float scale = is_void ? 0 : IsNear(sum) ? mass / sum : NAN;
     StoreTagged(part_.scales + OwnColumn(), scale, Tag());
     if (kJoint) own_scale_ = __uint_as_float(Tagged(scale, Tag()));
   }
   // With all others, the iteration whose sums are known, and columns where it sends them.
-  __device__ void Judge(float mass) {
+  __device__ void Judge(float mass, bool is_void) {
     float ratio = 1;
     if (OwnsColumn()) {
       if (mass > 0) ratio = own_sum_ * own_scale_ / mass;
       joint_.Tell(threadIdx.x, mass > 0 ? log2f(own_scale_) : 0, ratio);
     }
     joint_.Decide(row_error_);
-    if (OwnsColumn()) Move(own_sum_ * joint_.FactorOf(threadIdx.x, ratio), mass);
+    if (OwnsColumn()) Move(own_sum_ * joint_.FactorOf(threadIdx.x, ratio), mass, is_void);
   }
   // The thread's columns' new scales; whether they are numbers.
   __device__ bool TakeScales(int q) {
