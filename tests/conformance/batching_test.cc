@@ -564,14 +564,18 @@ TEST_P(BatchingTest, MembersOfEverySize) {
   if (GetParam() != "cuda") GTEST_SKIP() << "sizes of a GPU";
   constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
   constexpr int64_t kCount = 3;
-  const std::vector<LargeShape> shapes = {{300, 200, 20, 0.1, 40, kStrict},    {1100, 1300, 40, 0.1, 600, kStrict},
-                                          {1100, 1060, 3, 0.05, 600, kFast},   {1100, 4300, 20, 0.1, 400, kFast},
-                                          {1030, 4400, 3, 0.05, 300, kStrict}, {1030, 14100, 30, 0.1, 150, kFast},
-                                          {1100, 1000, 40, 0.02, 20, kStrict}, {1030, 80, 3, 1e-3, 20, kStrict}};
+  const std::vector<LargeShape> shapes = {
+      {300, 200, 20, 0.1, 40, kStrict},          {1100, 1300, 40, 0.1, 600, kStrict},
+      {1100, 1060, 3, 0.05, 600, kFast},         {1100, 4300, 20, 0.1, 400, kFast},
+      {1030, 4400, 3, 0.05, 300, kStrict},       {1030, 14100, 30, 0.1, 150, kFast},
+      {1100, 1000, 40, 0.02, 20, kStrict},       {1030, 80, 3, 1e-3, 20, kStrict},
+      {1100, 1300, 40, 0.1, 400, kStrict, 1e-5}, {1100, 2500, 20, 0.1, 400, kStrict, 1e-5},
+      {1100, 4300, 20, 0.1, 400, kFast, 1e-5},   {1030, 4400, 3, 0.05, 300, kStrict, 1e-5},
+      {1100, 4300, 64, 0.1, 400, kStrict, 1e-5}};
   Random random(12);
   for (const LargeShape& of : shapes) {
     for (double spread : {1.0, 4.0}) {
-      const std::string name = absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " spread ", spread);
+      const std::string name = absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " spread ", spread, " to ", of.tolerance);
       Case c = CaseOf(RandomClouds(of.n, of.m, of.dim, of.epsilon, 90), name);
       Vector x = random.Uniforms(kCount * of.n * of.dim, 0, 1);
       for (int64_t i = of.n * of.dim; i < 2 * of.n * of.dim; ++i) x[i] *= spread;
@@ -582,8 +586,11 @@ TEST_P(BatchingTest, MembersOfEverySize) {
       c.b = Tensor::Shared(random.Masses(of.m));
       c.solver().max_iterations = of.iterations;
       c.solver().precision = of.precision;
+      c.solver().tolerance = of.tolerance;
       c.wanted = kPotentials | kGradientPoints;
       ExpectMembersAreProblems(c);
+      c.solver().debias = of.tolerance > 0;
+      if (c.solver().debias) ExpectMembersAreProblems(c);
     }
   }
 }
