@@ -167,7 +167,8 @@ void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of
 // ---- transport_stream_loop.cu: up to `most` iterations by all of a device ------------------------------------------
 // Of jobs that are looped, after an iteration: a problem for each member. Those that are not solved in float32, or have
 // fallen, are left as they are. Jobs of one launch have the same LoopLaunchOf. All blocks run at once, where
-// HasHeldKernels. Columns' terms are left as sweeps leave them. Those whose last iteration it was are measured.
+// HasHeldKernels. Columns' terms are left as sweeps leave them. Those whose last iteration it was are measured, unless
+// they have other engines.
 struct LoopLaunch {
   bool judged;     // There is a tolerance.
   int dims;        // 2 or 3: of points; 0: numbers lie in memory,
