@@ -246,11 +246,12 @@ int LoopChunk(const Job& job) {
 }
 
 double TogetherSeconds(const Job& job) {
-  constexpr int kUsual = 128;
-  const int usual = job.solver.tolerance > 0 ? kUsual : kHeldIterationsMost, most = job.solver.max_iterations;
-  if (job.held) return std::min(most, usual) * HeldSeconds(job);
+  constexpr int kUsual = 128, kUsualOfLoops = 64;  // Iterations, where there is a tolerance.
+  const bool judged = job.solver.tolerance > 0;
+  const int most = job.solver.max_iterations;
+  if (job.held) return std::min(most, judged ? kUsual : kHeldIterationsMost) * HeldSeconds(job);
   if (!job.looped && !job.looped_beside) return 0;
-  return job.count * std::min(most, LoopChunk(job)) * LoopSeconds(job);
+  return job.count * std::min({most, LoopChunk(job), judged ? kUsualOfLoops : most}) * LoopSeconds(job);
 }
 
 double SolveSeconds(const Job& job) {
