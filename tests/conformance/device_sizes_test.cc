@@ -1,0 +1,309 @@
+// Sizes for which a GPU has ways of its own, one chip for a problem, all of them, launches of many iterations: each is as
+// right as float64 says, or has met its tolerance, and has the same bits alone, in company, in slices of any length and as
+// a member.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/conformance/backends.h"
+#include "tests/conformance/case.h"
+#include "tests/conformance/company.h"
+#include "tests/conformance/random_problems.h"
+
+namespace sinkhorn::conformance {
+namespace {
+
+// Problems for which it takes a whole GPU, or half of it. Every other one has points or costs without mass.
+struct LargeShape {
+  int64_t n, m, dim;  // No dim: costs.
+  double epsilon;
+  int iterations;
+  Precision precision;
+  double tolerance = 0;
+  double rho = std::numeric_limits<double>::infinity();
+};
+std::vector<Case> CasesOf(const std::vector<LargeShape>& shapes) {
+  std::vector<Case> cases;
+  for (const LargeShape& of : shapes) {
+    const int k = static_cast<int>(cases.size());
+    oracle::Transport problem = of.dim == 0 ? RandomDense(of.n, of.m, of.epsilon, 70 + k)
+                                            : RandomClouds(of.n, of.m, of.dim, of.epsilon, 70 + k);
+    if (k % 2 == 1) {
+      problem.a[4] += problem.a[0], problem.a[0] = 0;
+      problem.b[6] += problem.b[13], problem.b[13] = 0;
+    }
+    Case c = CaseOf(problem, absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " eps ", of.epsilon));
+    c.solver().max_iterations = of.iterations;
+    c.solver().precision = of.precision;
+    c.solver().tolerance = of.tolerance;
+    c.solver().rho_a = c.solver().rho_b = of.rho;
+    c.wanted = kPotentials;
+    c.output_dtype = DType::kFloat64;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+class DeviceSizesTest : public ConformanceTest {
+ protected:
+  // `any_slices`: and however long slices are.
+  void ExpectRightTogetherAndAlone(const std::vector<LargeShape>& shapes, bool any_slices = false) {
+    const std::vector<Case> cases = CasesOf(shapes);
+    const std::vector<const Case*> order = PointersTo(cases);
+    const std::vector<Answer> together = SolveTogether(backend(), order);
+    ExpectSameBits(order, together, AllAlone(backend(), order));
+    if (any_slices) ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), together);
+    for (size_t k = 0; k < cases.size(); ++k) {
+      const bool fast = cases[k].solver().precision == Precision::kFast;
+      Case exact = cases[k];
+      exact.solver().precision = Precision::kDouble;
+      // FAST: coordinates to 11 digits, of costs that are sums of many.
+      const double room = fast ? 0.004 : 1e-3 * cases[k].solver().epsilon, error_room = fast ? 2e-3 : 1e-5;
+      const Answer answer = SolveAlone(backend(), exact);
+      EXPECT_LE(Distance(together[k], answer), room) << cases[k].name;
+      const Convergence &got = together[k].convergence[0], &right = answer.convergence[0];
+      EXPECT_NEAR(got.marginal_error_a, right.marginal_error_a, error_room + 0.02 * right.marginal_error_a)
+          << cases[k].name;
+      EXPECT_NEAR(got.marginal_error_b, right.marginal_error_b, error_room) << cases[k].name;
+      EXPECT_EQ(got.iterations, right.iterations) << cases[k].name;
+    }
+  }
+
+  // The same of those with a tolerance, at which they stop wherever they are, or else, if iterations are few, when all
+  // of them are done.
+  void ExpectSolvedTogetherAndAlone(const std::vector<Case>& cases) {
+    constexpr int kFew = 12;
+    const std::vector<const Case*> order = PointersTo(cases);
+    const std::vector<Answer> together = SolveTogether(backend(), order);
+    ExpectSameBits(order, together, AllAlone(backend(), order));
+    ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), together);
+    for (size_t k = 0; k < cases.size(); ++k) {
+      const SolverOptions& solver = cases[k].solver();
+      const Convergence& got = together[k].convergence[0];
+      const bool limited = solver.max_iterations <= kFew;
+      EXPECT_EQ(got.converged, !limited) << cases[k].name;
+      EXPECT_EQ(got.iterations == solver.max_iterations, limited) << cases[k].name << " " << got.iterations;
+      if (limited) continue;
+      EXPECT_LE(std::max(got.marginal_error_a, got.marginal_error_b), solver.tolerance) << cases[k].name;
+      // To float64 they are a solution as well; FAST rounds coordinates.
+      if (solver.debias || (solver.precision == Precision::kFast && got.converged)) continue;
+      Case exact = cases[k];
+      exact.solver().precision = Precision::kDouble;
+      exact.solver().tolerance = 1.5 * solver.tolerance;
+      exact.solver().max_iterations = 2;
+      exact.initial_f = Tensor::Of(together[k].f.values(), DType::kFloat64);
+      exact.initial_g = Tensor::Of(together[k].g.values(), DType::kFloat64);
+      EXPECT_TRUE(SolveAlone(backend(), exact).convergence[0].converged) << cases[k].name;
+    }
+  }
+};
+
+// Problems of all widths that a GPU solves on its chip, of some of which more than it has at once: those that come one
+// after the other in the same blocks, and beside each other, are strangers, and iterate as float64 does.
+TEST_P(DeviceSizesTest, EveryWidth) {
+  std::vector<Case> cases;
+  for (int64_t rows = 160; rows <= 1024; rows += 54) {
+    for (const int64_t columns : {310, 700}) {
+      const int k = static_cast<int>(cases.size());
+      const oracle::Transport problem = k % 3 == 0 ? RandomDense(rows, columns, 0.2, 50 + k)
+                                                   : RandomClouds(rows, columns, k % 2 == 0 ? 3 : 40, 0.2, 50 + k);
+      Case c = CaseOf(problem, absl::StrCat(k % 3 == 0 ? "dense " : "clouds ", rows, " x ", columns));
+      if (k % 3 == 2 && k % 4 == 0) c.problem.transport.point_cost = PointCost::kEuclidean;
+      c.solver().max_iterations = 6;
+      c.wanted = kPotentials;
+      c.output_dtype = DType::kFloat64;
+      cases.push_back(c);
+    }
+  }
+  const size_t plain = cases.size();
+  for (size_t k = 0; k < plain; ++k) {
+    Case exact = cases[k], judged = cases[k];
+    exact.solver().precision = Precision::kDouble;
+    judged.solver().tolerance = 1e-3;
+    judged.solver().max_iterations = 40;
+    if (k % 2 == 0) judged.solver().rho_a = 1;
+    cases.push_back(exact);
+    cases.push_back(judged);
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> together = SolveTogether(backend(), order);
+  ExpectSameBits(order, together, AllAlone(backend(), order));
+  for (size_t k = 0; k < plain; ++k) {
+    EXPECT_LE(Distance(together[k], together[plain + 2 * k]), 1e-3 * cases[k].solver().epsilon) << cases[k].name;
+  }
+}
+
+// Its chip has room for their densities; some move so far from where they began that those are made again.
+TEST_P(DeviceSizesTest, SizesThatFillAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  ExpectRightTogetherAndAlone({{1100, 1300, 40, 0.2, 12, kStrict},
+                               {2150, 1060, 20, 0.2, 12, kFast},
+                               {1030, 2100, 64, 0.05, 30, kFast},
+                               {1300, 1025, 18, 0.01, 40, kStrict},
+                               {1500, 1404, 0, 0.05, 12, kStrict},
+                               {600, 3600, 0, 0.02, 12, kStrict},
+                               {1100, 1201, 17, 0.004, 25, kFast},
+                               {1700, 1281, 0, 0.004, 25, kStrict},
+                               {3300, 2900, 3, 0.05, 12, kStrict},
+                               {1200, 1300, 2, 0.05, 12, kFast}},
+                              GetParam() == "cuda");
+}
+
+// The same with relaxed marginals, which float64 damps alike.
+TEST_P(DeviceSizesTest, RelaxedSizesThatFillAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  const double inf = std::numeric_limits<double>::infinity();
+  const double rhos[][2] = {{1, 1}, {0.3, inf}, {inf, 2}, {0.05, 0.1}, {20, 5}};
+  std::vector<Case> cases = CasesOf({{1100, 1300, 40, 0.2, 12, kStrict},
+                                     {2150, 1060, 20, 0.2, 12, kFast},
+                                     {1500, 1404, 0, 0.05, 12, kStrict},
+                                     {1030, 2100, 64, 0.1, 30, kStrict},
+                                     {3300, 2900, 3, 0.05, 12, kStrict},
+                                     {1300, 1025, 18, 0.01, 40, kStrict}});
+  for (size_t k = 0; k < cases.size(); ++k) {
+    cases[k].solver().rho_a = rhos[k % 5][0], cases[k].solver().rho_b = rhos[k % 5][1];
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> together = SolveTogether(backend(), order);
+  ExpectSameBits(order, together, AllAlone(backend(), order));
+  for (size_t k = 0; k < cases.size(); ++k) {
+    Case exact = cases[k];
+    exact.solver().precision = Precision::kDouble;
+    const bool fast = cases[k].solver().precision == kFast;
+    const Answer answer = SolveAlone(backend(), exact);
+    EXPECT_LE(Distance(together[k], answer), fast ? 0.004 : 1e-3 * cases[k].solver().epsilon) << cases[k].name;
+    const Convergence &got = together[k].convergence[0], &right = answer.convergence[0];
+    EXPECT_NEAR(got.marginal_error_a, right.marginal_error_a, 0.02 * right.marginal_error_a + 1e-4) << cases[k].name;
+    EXPECT_NEAR(got.marginal_error_b, right.marginal_error_b, 1e-4) << cases[k].name;
+  }
+}
+
+// And with a tolerance.
+TEST_P(DeviceSizesTest, TolerancesAtSizesThatFillAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  std::vector<LargeShape> shapes = {
+      {1100, 1300, 40, 0.2, 300, kStrict, 1e-5},  //
+      {2100, 1060, 20, 0.2, 400, kFast, 1e-5},        {1300, 1025, 18, 0.02, 900, kStrict, 1e-4},
+      {1500, 1404, 0, 0.05, 400, kStrict, 1e-5, 0.5}, {600, 3600, 0, 0.02, 400, kStrict, 1e-3},
+      {3300, 2900, 3, 0.05, 300, kStrict, 1e-5},      {4100, 4001, 64, 0.1, 400, kStrict, 1e-5},
+      {1200, 1300, 2, 0.01, 11, kStrict, 1e-6},       {1100, 1201, 17, 0.004, 700, kFast, 1e-4},
+      {1700, 1281, 0, 0.004, 6, kStrict, 1e-6}};
+  if (GetParam() != "cuda") shapes.resize(2);
+  std::vector<Case> cases = CasesOf(shapes);
+  cases[0].solver().over_relaxation = false;
+  ExpectSolvedTogetherAndAlone(cases);
+}
+
+// Of debiased ones it holds the densities of x and y alone, or sweeps those in launches of many iterations.
+TEST_P(DeviceSizesTest, DebiasedSizesOfAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  std::vector<LargeShape> shapes = {
+      {1100, 1300, 40, 0.2, 300, kStrict, 1e-5}, {2100, 1060, 3, 0.05, 400, kStrict, 1e-5},
+      {3300, 2900, 3, 0.02, 300, kStrict, 1e-5}, {1200, 1500, 64, 0.1, 400, kStrict, 1e-5, 0.5},
+      {4100, 4001, 64, 0.1, 400, kStrict, 1e-5}, {1100, 2500, 20, 0.05, 12, kStrict, 1e-6},
+      {2100, 1060, 20, 0.2, 400, kFast, 1e-5},   {4300, 1100, 64, 0.1, 300, kStrict, 1e-5},
+      {1100, 4300, 3, 0.02, 300, kStrict, 1e-5}, {4500, 4400, 64, 0.1, 400, kStrict, 1e-5},
+      {1100, 4300, 3, 0.05, 9, kStrict, 1e-5},   {4300, 1100, 64, 0.1, 300, kFast, 1e-4}};
+  if (GetParam() != "cuda") shapes = {{130, 150, 40, 0.2, 300, kStrict, 1e-5}};
+  std::vector<Case> cases = CasesOf(shapes);
+  for (Case& c : cases) c.solver().debias = true;
+  ExpectSolvedTogetherAndAlone(cases);
+  for (const Case& c : cases) {
+    if (c.solver().max_iterations < 100 || c.solver().precision == kFast) continue;
+    Case exact = c;
+    exact.solver().precision = Precision::kDouble;
+    exact.solver().tolerance = 1e-7;
+    exact.solver().max_iterations = 3000;
+    const Answer got = SolveAlone(backend(), c), right = SolveAlone(backend(), exact);
+    EXPECT_TRUE(right.convergence[0].converged) << c.name;
+    EXPECT_NEAR(got.value[0], right.value[0], 1e-5 * std::max(1.0, std::abs(right.value[0]))) << c.name;
+  }
+}
+
+// It has not, and sweeps them in launches of many iterations; some move too far for that, so that others have to go on.
+TEST_P(DeviceSizesTest, SizesThatAGpuSweeps) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  ExpectRightTogetherAndAlone({{1100, 4300, 20, 0.2, 12, kFast},
+                               {4300, 1100, 64, 0.1, 12, kStrict},
+                               {1025, 6300, 64, 0.2, 11, kFast},
+                               {4500, 2060, 3, 0.02, 30, kStrict},
+                               {1030, 9900, 2, 0.05, 12, kFast},
+                               {1100, 4400, 0, 0.03, 12, kStrict},
+                               {1200, 5000, 3, 0.004, 40, kStrict},
+                               {4700, 1201, 17, 0.004, 24, kFast},
+                               {1100, 4300, 3, 0.001, 30, kStrict},
+                               {1100, 4300, 30, 0.004, 30, kFast}},
+                              GetParam() == "cuda");
+}
+
+TEST_P(DeviceSizesTest, TolerancesAtSizesThatAGpuSweeps) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  std::vector<LargeShape> shapes = {
+      {1025, 4300, 20, 0.2, 300, kFast, 1e-5},    {4300, 1100, 64, 0.1, 300, kStrict, 1e-5},
+      {1025, 6300, 64, 0.2, 300, kFast, 1e-5},    {4500, 2060, 3, 0.02, 900, kStrict, 1e-5},
+      {1030, 9900, 2, 0.05, 400, kFast, 1e-5},    {1100, 4400, 0, 0.03, 400, kStrict, 1e-5},
+      {1200, 5000, 3, 0.004, 900, kStrict, 1e-4}, {4300, 1400, 3, 0.004, 900, kFast, 1e-3},
+      {1100, 4300, 3, 0.001, 12, kStrict, 1e-5},  {4500, 4400, 40, 0.1, 400, kStrict, 1e-5},
+      {1100, 4300, 40, 0.1, 300, kStrict, 1e-6},  {1100, 4300, 30, 0.02, 9, kStrict, 1e-5},
+      {1100, 4300, 30, 5, 300, kStrict, 1e-3},    {1100, 4300, 30, 0.004, 700, kFast, 1e-3}};
+  if (GetParam() != "cuda") shapes.resize(1);
+  std::vector<Case> cases = CasesOf(shapes);
+  if (cases.size() > 1) cases[9].solver().over_relaxation = false;
+  ExpectSolvedTogetherAndAlone(cases);
+}
+
+// More columns than that, of FAST: it makes densities anew in each iteration, once for rows and columns.
+TEST_P(DeviceSizesTest, SizesThatAGpuMultiplies) {
+  constexpr Precision kFast = Precision::kFast;
+  ExpectRightTogetherAndAlone({{1100, 14100, 50, 0.2, 5, kFast},
+                               {1030, 17000, 20, 0.2, 5, kFast},
+                               {1024, 26000, 3, 0.05, 5, kFast},
+                               {1030, 43000, 40, 0.2, 4, kFast},
+                               {1100, 14300, 30, 0.004, 8, kFast}},
+                              GetParam() == "cuda");
+}
+
+// Whatever a GPU does with problems of their size, iterations by launches of many included. One member is so spread out
+// that it may need another way than its neighbours.
+TEST_P(DeviceSizesTest, MembersOfEverySize) {
+  if (GetParam() != "cuda") GTEST_SKIP() << "sizes of a GPU";
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  constexpr int64_t kCount = 3;
+  const std::vector<LargeShape> shapes = {
+      {300, 200, 20, 0.1, 40, kStrict},          {1100, 1300, 40, 0.1, 600, kStrict},
+      {1100, 1060, 3, 0.05, 600, kFast},         {1100, 4300, 20, 0.1, 400, kFast},
+      {1030, 4400, 3, 0.05, 300, kStrict},       {1030, 14100, 30, 0.1, 150, kFast},
+      {1100, 1000, 40, 0.02, 20, kStrict},       {1030, 80, 3, 1e-3, 20, kStrict},
+      {1100, 1300, 40, 0.1, 400, kStrict, 1e-5}, {1100, 2500, 20, 0.1, 400, kStrict, 1e-5},
+      {1100, 4300, 20, 0.1, 400, kFast, 1e-5},   {1030, 4400, 3, 0.05, 300, kStrict, 1e-5},
+      {1100, 4300, 64, 0.1, 400, kStrict, 1e-5}};
+  Random random(12);
+  for (const LargeShape& of : shapes) {
+    for (double spread : {1.0, 4.0}) {
+      const std::string name = absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " spread ", spread, " to ", of.tolerance);
+      Case c = CaseOf(RandomClouds(of.n, of.m, of.dim, of.epsilon, 90), name);
+      Vector x = random.Uniforms(kCount * of.n * of.dim, 0, 1);
+      for (int64_t i = of.n * of.dim; i < 2 * of.n * of.dim; ++i) x[i] *= spread;
+      c.problem.count = kCount;
+      c.x = Tensor::Of(x);
+      c.y = Tensor::Shared(random.Uniforms(of.m * of.dim, 0, 1));
+      c.a = Tensor::Shared(random.Masses(of.n));
+      c.b = Tensor::Shared(random.Masses(of.m));
+      c.solver().max_iterations = of.iterations;
+      c.solver().precision = of.precision;
+      c.solver().tolerance = of.tolerance;
+      c.wanted = kPotentials | kGradientPoints;
+      ExpectMembersAreProblems(backend(), c);
+      c.solver().debias = of.tolerance > 0;
+      if (c.solver().debias) ExpectMembersAreProblems(backend(), c);
+    }
+  }
+}
+
+INSTANTIATE_ON_BACKENDS(DeviceSizesTest);
+
+}  // namespace
+}  // namespace sinkhorn::conformance
