@@ -1,6 +1,6 @@
-// Sizes for which a GPU has ways of its own, one chip for a problem, all of them, launches of many iterations: each is as
-// right as float64 says, or has met its tolerance, and has the same bits alone, in company, in slices of any length and as
-// a member.
+// Sizes for which a GPU has ways of its own, one chip for a problem, all of them, launches of many iterations: each is
+// as right as float64 says, or has met its tolerance, and has the same bits alone, in company, in slices of any length
+// and as a member.
 #include <algorithm>
 #include <cmath>
 #include <limits>
