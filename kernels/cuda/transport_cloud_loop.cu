@@ -236,11 +236,11 @@ class CloudLoop {
         bool there;
         // One number until it is there, then all: to look at all would hold up those that add.
         const unsigned long long* one = m_.TotalsOf(pass) + min((r + 1) * kRows, m_.rows) - 1;
-        while (!IsWholeSum(LoadTotal(one)) && !m_.stop) continue;
+        while (!IsWholeSum(LoadRelaxed(one)) && !m_.stop) continue;
         do {
           there = true;
 #pragma unroll
-          for (int k = 0; k < kEach; ++k) seen[k] = LoadTotal(totals + 32 * k);
+          for (int k = 0; k < kEach; ++k) seen[k] = LoadRelaxed(totals + 32 * k);
 #pragma unroll
           for (int k = 0; k < kEach; ++k) there = there && IsWholeSum(seen[k]);
           there = __all_sync(0xffffffffu, there || m_.stop);
@@ -307,7 +307,7 @@ class CloudLoop {
     const double reference = __ldcg(member_.phi(0, to, 1));
     BlockStats stats = NoStats();
     for (int i = FirstRow() + threadIdx.x; i < LastRow(); i += kCloudLoopThreads) {
-      const float sum = SumOf(LoadTotal(m_.TotalsOf(m_.left) + i));
+      const float sum = SumOf(LoadRelaxed(m_.TotalsOf(m_.left) + i));
       stats = Combine(stats, MeasureAt(0, i, PhiOfRow(m_.left, i), reference, sum));
     }
     StoreStats(stats, true, member_.stats(0, 0) + m_.rank);

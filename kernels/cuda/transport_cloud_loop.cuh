@@ -99,11 +99,6 @@ __device__ inline unsigned long long CountedSum(float part) {
 __device__ inline void AddToTotal(unsigned long long* total, unsigned long long x) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(total), "l"(x) : "memory");
 }
-__device__ inline unsigned long long LoadTotal(const unsigned long long* total) {
-  unsigned long long x;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(total) : "memory");
-  return x;
-}
 // Of a row, without the bit that says of which pass it is.
 __device__ inline float TermOf(uint32_t tagged) { return __uint_as_float(tagged & ~1u); }
 

@@ -70,21 +70,21 @@ class JointIterations {
     }
     EachNumber([](float* x, double* kept) { *x = static_cast<float>(*kept); });
   }
-  // Before the turn to come, or, `turns` 1, the one before it; whether there is none to come.
-  __device__ const EngineState& State(int turns = 0) const { return m_.states[(turn_ + 1 - turns) & 1]; }
+  // Before the turn to come; whether there is none.
+  __device__ const EngineState& State() const { return m_.states[(turn_ + 1) & 1]; }
   __device__ bool IsStopped() const { return State().stopped != 0; }
   // Whether the last turn does not count: the residual before it was small enough.
-  __device__ bool IsVoided() const { return turn_ > 0 && IsStopped() && State().parity == State(1).parity; }
+  __device__ bool IsVoided() const { return turn_ > 0 && IsStopped() && State().parity == StateBefore().parity; }
   // By one thread: the last turn has not been. What comes after it is extrapolated from nothing before.
   __device__ void Undo() {
-    m_.states[(turn_ + 1) & 1] = State(1);
-    m_.progress[(turn_ + 1) & 1] = Progress(1);
+    m_.states[(turn_ + 1) & 1] = StateBefore();
+    m_.progress[(turn_ + 1) & 1] = ProgressBefore();
     RestartExtrapolation(&m_.progress[(turn_ + 1) & 1]);
   }
   // What is left for those that go on in another way.
-  __device__ void Leave(int turns, EngineState* state) const {
-    *state = State(turns);
-    state->anderson = state->anderson && Progress(turns).active;
+  __device__ void Leave(EngineState* state) const {
+    *state = State();
+    state->anderson = state->anderson && Progress().active;
   }
 
   // By a thread for each column of the block: column c's scale in this turn, as a logarithm, and what its marginal is
@@ -111,8 +111,7 @@ class JointIterations {
   }
   // As the turn in progress relaxes it: what a row is divided by, and was before.
   __device__ float RelaxedRow(float before, float sum) const {
-    const float relax = static_cast<float>(State().relax);
-    return relax == 1 ? sum : before * FastExp2(relax * log2f(sum / before));
+    return RelaxedSum(before, sum, static_cast<float>(State().relax));
   }
   // By what a column's sum is multiplied to be over-relaxed, or extrapolated.
   __device__ float FactorOf(int c, float ratio) const {
@@ -122,18 +121,18 @@ class JointIterations {
       for (int k = 0; k < kWindow; ++k) sum += m_.weights[k] != 0 ? m_.weights[k] * m_.steps[k][c] : 0;
       return FastExp2(sum);
     }
-    const float relax = static_cast<float>(State(1).relax);
+    const float relax = static_cast<float>(StateBefore().relax);
     return relax == 1 ? 1 : FastExp2((relax - 1) * log2f(ratio));
   }
-  // What the next launch goes on from; `lost`: nothing of it.
-  __device__ void End(bool lost) {
+  // What others go on from: how extrapolation goes; where it is this launch's like, with its differences, too.
+  __device__ void End(bool differences) {
     if (!IsAccelerated(member_.job)) return;
     AndersonState* to = member_.anderson();
     if (rank_ == 0 && threadIdx.x == 0) {
-      to->progress = Progress(lost);
-      if (lost) RestartExtrapolation(&to->progress);
+      to->progress = Progress();
+      if (!differences) RestartExtrapolation(&to->progress);
     }
-    if (lost) return;
+    if (!differences) return;
     if (rank_ == 0 && threadIdx.x < kWindow * kWindow) {
       const int i = threadIdx.x / kWindow, j = threadIdx.x % kWindow;
       to->gram[i][j] = m_.gram[i][j];
@@ -142,7 +141,10 @@ class JointIterations {
   }
 
  private:
-  __device__ const AndersonProgress& Progress(int turns = 0) const { return m_.progress[(turn_ + 1 - turns) & 1]; }
+  // Before the last turn.
+  __device__ const EngineState& StateBefore() const { return m_.states[turn_ & 1]; }
+  __device__ const AndersonProgress& Progress() const { return m_.progress[(turn_ + 1) & 1]; }
+  __device__ const AndersonProgress& ProgressBefore() const { return m_.progress[turn_ & 1]; }
   // Of a turn: where the one before the last was, which all have read by now.
   __device__ double* ToldOf(int turn) const {
     return member_.At<double>(member_.job.at.joint_told) + int64_t{turn & 1} * kJointTold * kProcessors;
@@ -166,12 +168,12 @@ class JointIterations {
 
   // Eight lanes for each sum over the block's columns, the last warp for its rows.
   __device__ void TellOthers(double error_of_rows) const {
-    const int place = threadIdx.x / kLanes, k = place % kWindow, slot = Progress(1).count % kWindow;
+    const int place = threadIdx.x / kLanes, k = place % kWindow, slot = ProgressBefore().count % kWindow;
     const bool of_rows = threadIdx.x / 32 == kWarps - 1;
     double sum = of_rows ? error_of_rows : 0;
     if (!of_rows && place <= kOfColumns) {
       const bool of_errors = place == kOfColumns;
-      const bool known = of_errors || (!Progress(1).fresh && k < min(Progress(1).count + 1, kWindow));
+      const bool known = of_errors || (!ProgressBefore().fresh && k < min(ProgressBefore().count + 1, kWindow));
       const float *of = of_errors ? m_.error : m_.differences[k],
                   *by = place < kWindow ? m_.differences[slot] : m_.residual;
 #pragma unroll
@@ -232,8 +234,9 @@ class JointIterations {
     const int lane = threadIdx.x;
     AndersonProgress* progress = &m_.progress[(turn_ + 1) & 1];
     if (lane == 0) {
-      *progress = Progress(1);
-      m_.extrapolates = State(1).anderson && Extrapolates(progress, m_.totals[kOfColumns] / State(1).total_mass[1]);
+      *progress = ProgressBefore();
+      m_.extrapolates =
+          StateBefore().anderson && Extrapolates(progress, m_.totals[kOfColumns] / StateBefore().total_mass[1]);
     }
     __syncwarp();
     if (!m_.extrapolates) return;
@@ -244,9 +247,9 @@ class JointIterations {
     if (lane < kWindow) m_.weights[lane] = lane < known ? static_cast<float>(fitted) : 0;
   }
   __device__ void EndTurn(EngineState* next) const {
-    *next = State(1);
+    *next = StateBefore();
     next->extrapolate = 0;
-    next->anderson = next->anderson && Progress(1).active;
+    next->anderson = next->anderson && ProgressBefore().active;
     EndRows(member_.job, 0, next, m_.totals[kOfRows]);
     if (!next->stopped) EndColumns(member_.job, 0, next, m_.totals[kOfColumns]);
   }

@@ -104,7 +104,7 @@ class TransportResident final : public Resident {
   bool MayLoopBeside() const {
     return job_.looped_beside && crossing_ && (Streams() || LoopsPoints(job_)) && launched_ >= 2;
   }
-  // Whether they are made in one launch of many; Loop: so many are enqueued.
+  // Whether a lone engine's next iterations are made in launches of many; Loop: those are enqueued.
   bool MayLoop(int64_t done) const {
     return job_.looped && (Streams() || LoopsPoints(job_) || LoopsClouds(job_)) && launched_ + done >= 1;
   }

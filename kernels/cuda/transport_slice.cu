@@ -1,6 +1,5 @@
 // What a slice enqueues, stage by stage: residents are prepared, iterate, two passes an iteration, and end.
 #include <algorithm>
-#include <functional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -105,6 +104,10 @@ class Slice : private OutputLaunches {
       Later(table, [=, kind = kind](const LaunchTable& t, int64_t problems) { launch(t, problems, kind); });
     }
   }
+  auto Holding() {
+    return
+        [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) { LaunchHeld(t, problems, of, stream()); };
+  }
   // Those that are held from now on; whether there are any.
   bool Hold(Set* set, int64_t done) {
     const Set holding = TakeTogether(
@@ -118,10 +121,6 @@ class Slice : private OutputLaunches {
     Together(holding, HeldLaunchOf, Holding());
     for (int k : holding) residents()[k]->HoldBeside();
     return !holding.empty();
-  }
-  std::function<void(const LaunchTable&, int64_t, const HeldLaunch&)> Holding() {
-    return
-        [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) { LaunchHeld(t, problems, of, stream()); };
   }
   static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
     return all ? CeilDiv(most, chunk) : std::max<int64_t>(1, most / chunk);

@@ -69,9 +69,9 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       meeting_.Await();
     }
     if (part_.rank == 0 && judge_.IsThread()) judge_.Leave(turn_ + 1, !stopped_ && last);
-    if constexpr (kJoint) joint_.End(true);
+    if constexpr (kJoint) joint_.End(false);
     if (threadIdx.x != 0) return;
-    if (part_.rank == 0 && kJoint) joint_.Leave(0, member_.state(0));
+    if (part_.rank == 0 && kJoint) joint_.Leave(member_.state(0));
     if (part_.rank == 0 && kKind == HeldKind::kPlain && all > 0) MovePlain(job, member_.state(0), all, parity);
     meeting_.Leave();
   }

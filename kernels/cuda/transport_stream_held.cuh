@@ -65,6 +65,11 @@ __device__ inline float SumOfRow(float (&sum)[kRows]) {
   return sum[0];
 }
 
+// What follows for what a row or a column is divided by, of a sum that is over-relaxed so much, from what it was.
+__device__ inline float RelaxedSum(float before, float sum, float relax) {
+  return relax == 1 ? sum : before * FastExp2(relax * log2f(sum / before));
+}
+
 // ---- Numbers that say of which turn they are ------------------------------------------------------------------------
 // By their last bit: whoever waits for one needs no other sign, and none is to be cleared. One is written again only
 // after answers have come from all that read it.
@@ -95,10 +100,13 @@ __device__ inline void StoreTagged(double* at, double x, uint32_t tag) {
   const unsigned long long bits = (static_cast<unsigned long long>(__double_as_longlong(x)) & ~1ull) | tag;
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
 }
-__device__ inline unsigned long long LoadOneTagged(const double* at) {
+__device__ inline unsigned long long LoadRelaxed(const unsigned long long* at) {
   unsigned long long x;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
   return x;
+}
+__device__ inline unsigned long long LoadOneTagged(const double* at) {
+  return LoadRelaxed(reinterpret_cast<const unsigned long long*>(at));
 }
 __device__ inline bool IsOf(const uint4& x, uint32_t tag) {
   return (((x.x ^ tag) | (x.y ^ tag) | (x.z ^ tag) | (x.w ^ tag)) & 1) == 0;
@@ -128,6 +136,29 @@ __device__ inline void EndPlainMeasure(const Member& member, int blocks) {
   const RowBlock all = {member.index, 0, 0, 0, 1};
   for (int side = 0; side < 2; ++side) EndPass(member, all, side, Pass::kMeasure, blocks);
   if (threadIdx.x == 0) member.state(0)->measured = blocks;
+}
+
+// ---- What a block has --------------------------------------------------------------------------------------------
+
+// Of a problem that so many blocks solve together, which rows, and where numbers go.
+struct TogetherPart {
+  float* sums;    // [blocks, columns]
+  float* scales;  // [columns]
+  int blocks, rank, columns, quads;
+  int first_row, rows;  // Perhaps none: it sends zeros then, so that nobody is a turn ahead of it.
+};
+__device__ inline TogetherPart TogetherPartOf(const Member& member, int blocks) {
+  const Job& job = member.job;
+  const int rank = blockIdx.x % blocks, columns = StreamColumns(job, 0);
+  const int each = static_cast<int>(CeilDiv(job.size[0], blocks)), first_row = min(rank * each, job.size[0]);
+  return {member.At<float>(job.at.stream_sums[0]),
+          member.At<float>(job.at.stream_scales),
+          blocks,
+          rank,
+          columns,
+          columns / 4,
+          first_row,
+          min(each, job.size[0] - first_row)};
 }
 
 // ---- Meetings -------------------------------------------------------------------------------------------------------

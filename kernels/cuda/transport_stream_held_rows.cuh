@@ -15,28 +15,16 @@ namespace cuda {
 constexpr int kHeldWarps = kHeldThreads / 32;
 
 // Which rows and columns a block has, and where numbers go: in shared memory, since registers are short.
-struct HeldPart {
+struct HeldPart : TogetherPart {
   StreamFrame frame;
-  float* sums;    // [blocks, columns]
-  float* scales;  // [columns]
-  int blocks, rank, columns, quads;
-  int first_row, rows;  // Perhaps none: it sends zeros then, so that nobody is a turn ahead of it.
-  int held;             // Of these rows, so many stay; the others are read in each iteration, four at a time.
-  int owned, lanes;     // Columns of each span that it adds up; lanes that have four of them each.
+  int held;          // Of its rows, so many stay; the others are read in each iteration, four at a time.
+  int owned, lanes;  // Columns of each span that it adds up; lanes that have four of them each.
 };
 __device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool reads) {
   const Job& job = member.job;
   HeldPart part;
+  static_cast<TogetherPart&>(part) = TogetherPartOf(member, blocks);
   part.frame = StreamFrameOf(member, *member.state(0));
-  part.sums = member.At<float>(job.at.stream_sums[0]);
-  part.scales = member.At<float>(job.at.stream_scales);
-  part.blocks = blocks;
-  part.rank = blockIdx.x % blocks;
-  part.columns = StreamColumns(job, 0);
-  part.quads = part.columns / 4;
-  const int each = static_cast<int>(CeilDiv(job.size[0], blocks));
-  part.first_row = min(part.rank * each, job.size[0]);
-  part.rows = min(each, job.size[0] - part.first_row);
   part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !reads), 0), 4)) * 4;
   part.owned = HeldOwned(job, blocks);
   part.lanes = part.owned <= 16 ? 4 : 8;

@@ -94,14 +94,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     auto& m = memory_;
     m.frame = kReads ? StreamFrameOf(member_, *member_.state(0))
                      : StreamFrame{member_.phi(0, member_.state(0)->parity, 1)[0], kLog2E / member_.state(0)->epsilon};
-    m.sums = member_.At<float>(job.at.stream_sums[0]);
-    m.terms = member_.At<float>(job.at.stream_scales);
-    m.rank = blockIdx.x % kLoopBlocks;
-    m.columns = StreamColumns(job, 0);
-    m.quads = m.columns / 4;
-    const int each = static_cast<int>(CeilDiv(job.size[0], kLoopBlocks));
-    m.first_row = min(m.rank * each, job.size[0]);
-    m.rows = min(each, job.size[0] - m.first_row);
+    static_cast<TogetherPart&>(m) = TogetherPartOf(member_, kLoopBlocks);
     const int owned = LoopOwned(job);
     m.first_owned = min(m.rank * owned, m.columns);
     m.owned = min(owned, m.columns - m.first_owned);
@@ -207,7 +200,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
   // The thread's columns' new terms; whether they are numbers.
   __device__ bool TakeTerms() {
     const int quads = Anew(memory_.quads), first = Anew(threadIdx.x);
-    const auto term_at = [&](int q) { return memory_.terms + 4 * min(first + kLoopThreads * q, quads - 1); };
+    const auto term_at = [&](int q) { return memory_.scales + 4 * min(first + kLoopThreads * q, quads - 1); };
     uint4 seen[kQuads];
     bool there;
     do {  // One lane for each 128 bytes looks until they are there: all looking would hold up those that write.
@@ -308,7 +301,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
   // The owned column's, as others see it.
   __device__ void SendTerm(float term) {
     own_term_ = __uint_as_float(Tagged(term, tag_));
-    StoreTagged(memory_.terms + memory_.first_owned + threadIdx.x, term, tag_);
+    StoreTagged(memory_.scales + memory_.first_owned + threadIdx.x, term, tag_);
   }
 
   // ---- Potentials ---------------------------------------------------------------------------------------------------
@@ -437,13 +430,14 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     if (is_last && threadIdx.x == 0) {
       EngineState* state = member_.state(0);
       if constexpr (kJudged) {
-        joint_.Leave(lost_, state);
+        if (lost_ && !present_) joint_.Undo();
+        joint_.Leave(state);
       } else if (done > 0) {
         MovePlain(member_.job, state, done, to);
       }
       if (lost_ && !present_) Fall(member_.job, state);
     }
-    if constexpr (kJudged) joint_.End(lost_ || present_);
+    if constexpr (kJudged) joint_.End(!lost_ && !present_);
     if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks);
     if (threadIdx.x == 0) meeting_.Leave();
   }

@@ -28,14 +28,12 @@ constexpr int kLoopStagesMost = 16, kLoopWarps = kLoopThreads / 32;
 struct LoopSum {
   float term, sum;
 };
-struct LoopMemory {
+// Its scales are columns' terms, but for those of densities.
+struct LoopMemory : TogetherPart {
   StreamFrame frame;
-  float* sums;          // [blocks, columns]
-  float* terms;         // [columns]
-  const char* numbers;  // Of the block's rows,
-  int row_bytes;        // of one.
-  float factor;         // Of numbers.
-  int rank, columns, quads, first_row, rows;
+  const char* numbers;     // Of the block's rows,
+  int row_bytes;           // of one.
+  float factor;            // Of numbers.
   int first_owned, owned;  // Columns that this block adds up, perhaps none.
   alignas(16) float4 parts_of_columns[kLoopThreads];
   float parts_of_rows[2][4][kLoopWarps];

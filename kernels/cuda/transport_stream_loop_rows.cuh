@@ -36,9 +36,7 @@ class LoopRows {
   // relaxes it.
   __device__ float SumBefore(int row) const { return kScales ? memory_.last_rows[row].sum : 1; }
   __device__ float RelaxedRow(int row, float sum) const {
-    if (!kJudged || memory_.relax == 1) return sum;
-    const float before = SumBefore(row);
-    return before * FastExp2(memory_.relax * log2f(sum / before));
+    return kJudged ? RelaxedSum(SumBefore(row), sum, memory_.relax) : sum;
   }
 
   // All of them; the thread's columns' sums are then what those add up to.
