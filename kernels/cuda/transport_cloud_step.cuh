@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   AwaitKernelBefore();
   const EngineState* state = member.state(block.engine);
   if (state->mode != kFloat || IsIdle(job, *state, pass)) return;
+  if (IsKnown(job, side, pass)) return FinishKnown(member, block, side, Geometry::kCloud);
   // Potentials, all at once: of the block's first row, of this thread's rows (the first and 8 more), of its column.
   const double *phi = c.phi_of[state->parity], *own_phi = c.own_phi_of[state->parity];
   const int row0 = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;

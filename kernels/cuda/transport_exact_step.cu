@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2) ExactStepKernel(LaunchTable table
   const Member member{job, b.member};
   const EngineState* state = member.state(b.engine);
   if (state->mode != kMixed || IsIdle(job, *state, pass)) return;
+  if (IsKnown(job, side, pass)) return FinishKnown(member, b, side, Geometry::kExact);
   if (threadIdx.x == 0) {
     const PassView view = ViewOf(member, b.engine, side, pass, state->parity);
     const double* phi = side == 0 ? view.phi[1] : view.phi[0];

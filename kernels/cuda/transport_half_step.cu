@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(kThreads, 2) HalfStepKernel(LaunchTable table,
   const EngineState* state = member.state(b.engine);
   if (pass != Pass::kBound && state->mode != kMode) return;
   if (IsIdle(job, *state, pass)) return;
+  if (IsKnown(job, side, pass)) return FinishKnown(member, b, side, Geometry::kPlain);
   // 2. Their sums over this block's columns, then what follows.
   const TileContext c = MakeTileContext(job, b.member, b.engine, side, state->epsilon);
   const int tiles = static_cast<int>(CeilDiv(c.columns, kTile)), row0 = b.block * kTile;

@@ -34,7 +34,8 @@ __device__ inline RowBlock FindRowBlock(const Job& job, int64_t index, int side,
 
 // Whether a pass has nothing to do for an engine.
 __device__ inline bool IsIdle(const Job& job, const EngineState& state, Pass pass) {
-  return pass == Pass::kIterate ? state.stopped != 0 : pass == Pass::kMeasure && IsStored(job, state);
+  if (pass == Pass::kIterate) return state.stopped != 0;
+  return pass == Pass::kMeasure && (state.measured > 0 || IsStored(job, state));
 }
 
 // Where a pass finds potentials and weights, by side.
@@ -171,9 +172,9 @@ __device__ inline BlockStats Combine(const BlockStats& a, const BlockStats& b) {
   return {a.error + b.error,          a.dual + b.dual,   a.plan_mass + b.plan_mass,
           fmax(a.largest, b.largest), a.terms + b.terms, fmin(a.finite, b.finite)};
 }
-// Adds up the block's statistics (thread by thread in the same order) into `out`; not `whole`: errors alone.
-__device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out) {
-  __shared__ BlockStats scratch[kMostWarps];
+// Adds up the block's statistics (thread by thread in the same order) into `out`; not `whole`: errors alone. `scratch`:
+// shared memory, one for each warp.
+__device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out, BlockStats* scratch) {
   BlockStats sum = own;
   const auto combine_lanes = [&] {
 #pragma unroll 1
@@ -198,10 +199,14 @@ __device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats*
   combine_lanes();
   if (threadIdx.x == 0) *out = sum;
 }
+__device__ inline void StoreStats(const BlockStats& own, bool whole, BlockStats* out) {
+  __shared__ BlockStats scratch[kMostWarps];
+  StoreStats(own, whole, out, scratch);
+}
 
-// The sums of all row blocks' errors, and whether potentials are finite.
-__device__ inline void EndPass(const Member& member, const RowBlock& b, int side, Pass pass, int blocks) {
-  __shared__ double scratch[kMostWarps];
+// The sums of all row blocks' errors, and whether potentials are finite. `scratch`: as BlockSum's.
+__device__ inline void EndPass(const Member& member, const RowBlock& b, int side, Pass pass, int blocks,
+                               double* scratch) {
   const Job& job = member.job;
   const BlockStats* stats = member.stats(b.engine, side);
   double error = 0, finite = 1;
@@ -225,6 +230,11 @@ __device__ inline void EndPass(const Member& member, const RowBlock& b, int side
   state->error[side] = error;
   state->finite = (side == 0 || state->finite) && finite > 0;
   if (side == 1) state->converged = fmax(state->error[0], state->error[1]) <= job.solver.tolerance;
+}
+
+__device__ inline void EndPass(const Member& member, const RowBlock& b, int side, Pass pass, int blocks) {
+  __shared__ double scratch[kMostWarps];
+  EndPass(member, b, side, pass, blocks, scratch);
 }
 
 // The state after a columns' pass that is not judged. By one thread.
@@ -273,6 +283,29 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
       (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
   if (pass == Pass::kBound) return;
   if (LastToArrive(all_arrivals, blocks)) EndPass(member, b, side, pass, blocks);
+}
+
+// Whether what a side sums up to is known before it is measured: the last of a fixed number of plain iterations has
+// given columns the potentials at which that is what it should be.
+__device__ inline bool IsKnown(const Job& job, int side, Pass pass) {
+  return pass == Pass::kMeasure && side == 1 && IsPlain(job);
+}
+// FinishRows, then. All threads call it.
+__device__ inline void FinishKnown(const Member& member, const RowBlock& b, int side, Geometry geometry) {
+  if (b.split > 0) return;
+  const Job& job = member.job;
+  const EngineState& state = *member.state(b.engine);
+  const int tile = RowsOf(job, b.engine, side, geometry), i = b.block * tile + threadIdx.x;
+  const double scale = kLog2E / state.epsilon;
+  BlockStats stats = NoStats();
+  if (threadIdx.x < tile && i < EngineSize(job, b.engine, side)) {
+    const double phi = member.phi(b.engine, state.parity, side)[i];
+    MeasureRow(member, b, side, i, -phi * scale, scale, &stats);
+  }
+  StoreStats(stats, true, member.stats(b.engine, side) + b.block);
+  const int blocks = RowBlocks(job, b.engine, side, geometry);
+  unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + (b.engine + 1) * job.at.arrival_stride - 1;
+  if (LastToArrive(arrivals, blocks)) EndPass(member, b, side, Pass::kMeasure, blocks);
 }
 
 }  // namespace cuda
