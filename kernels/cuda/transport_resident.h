@@ -95,8 +95,13 @@ class TransportResident final : public Resident {
     framed_ = true;
     swept_ = false;  // Columns' terms are of the frame before.
   }
-  // Whether the next iterations are made on the chip of a whole device. `done`: see MayKeepExponents.
+  // Whether the next iterations are made on the chip of a whole device, `done`: see MayKeepExponents; Hold: those are
+  // enqueued.
   bool MayHold(int64_t done) const { return job_.held && job_.engines == 1 && Streams() && launched_ + done >= 1; }
+  void Hold() {
+    swept_ = true;
+    measures_ = HeldMeasures(job_) && !job_.finish_soon;
+  }
   // Whether those of engine 0 are, while the others are swept; HoldBeside: they are enqueued.
   bool MayHoldBeside() const { return job_.held && job_.engines > 1 && Streams() && !beside_; }
   void HoldBeside() { beside_ = swept_ = true; }
@@ -110,7 +115,7 @@ class TransportResident final : public Resident {
   }
   void Loop() { looping_ = swept_ = true; }
   // Whether the launch that makes its last iterations measures it as well.
-  bool IsMeasured() const { return looping_; }
+  bool IsMeasured() const { return looping_ || measures_; }
   bool HasKeptGradient(Mode mode) const {
     return Has(mode) && (mode == kFloat ? kept_ : framed_) && cuda::HasKeptGradient(job_, mode);
   }
@@ -166,7 +171,10 @@ class TransportResident final : public Resident {
     }
     const bool disappointed = left || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
     hopeful_ = false;
-    if (disappointed) stage_ = Stage::kIterate;
+    if (disappointed) {
+      stage_ = Stage::kIterate;
+      measures_ = false;
+    }
     if (finished_ && !disappointed) {
       stage_ = job_.in.hessian.count > 0 && r.diverged < 0 ? Stage::kProducts : Stage::kDone;
       if (r.diverged >= 0) status_.Update(Diverged(r));
@@ -196,7 +204,7 @@ class TransportResident final : public Resident {
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
-       framed_ = false, looping_ = false, beside_ = false, crossing_ = true;
+       framed_ = false, looping_ = false, measures_ = false, beside_ = false, crossing_ = true;
   absl::Status status_;
   SolveReport report_;
 };

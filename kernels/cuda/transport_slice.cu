@@ -112,7 +112,7 @@ class Slice : private OutputLaunches {
   bool Hold(Set* set, int64_t done) {
     const Set holding = TakeTogether(
         set, [done](const TransportResident& r) { return r.MayHold(done); }, HeldLaunchOf, Holding());
-    for (int k : holding) residents()[k]->Sweep();
+    for (int k : holding) residents()[k]->Hold();
     return !holding.empty();
   }
   // The same of engines 0, whose jobs stay for the others.

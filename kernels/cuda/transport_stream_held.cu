@@ -10,6 +10,10 @@
 // have all their digits, the iteration before was the last, and densities are made anew at its potentials; if that does
 // not help, sweeps (transport_stream.cu) go on.
 //
+// Where that takes less time than a sweep (HeldMeasures), the launch that makes the last of a fixed number of
+// iterations measures as well: rows by what they sum up to in the iteration that would come next, columns by what they
+// did in the last.
+//
 // With a tolerance or relaxed marginals iterations are judged (transport_stream_held_judge.cuh): at the end of one all
 // blocks know the residual before it, whether it counts, and how much the next one is to be over-relaxed. With a
 // tolerance, and where an iteration takes long enough for that, columns are extrapolated (transport_joint.cuh).
@@ -33,6 +37,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   using Rows::OwnColumn, Rows::OwnedOf, Rows::OwnsColumn, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
   using typename Rows::QuadOf;
   static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
+  static constexpr bool kMeasures = kKind == HeldKind::kPlain && kQuads == 2 && (kReads || sizeof(T) == 2);
   static constexpr float kMostDrift = QuadOf::kMostDrift;
   using Joint = JointIterations<kHeldThreads, 2 * kHeldOwnedMost>;
   static constexpr int kAddingThreads = kJudged ? kHeldThreads - 32 : kHeldThreads;
@@ -48,7 +53,9 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   __device__ void Run(bool last) {
     const Job& job = member_.job;
     const EngineState& state = *member_.state(0);
-    int left = min(job.solver.max_iterations - state.iterations, kHeldIterationsMost), parity = state.parity, all = 0;
+    const int wanted = job.solver.max_iterations - state.iterations;
+    if (kMeasures && threadIdx.x == 0) memory_.measures = wanted <= kHeldIterationsMost;
+    int left = min(wanted, kHeldIterationsMost), parity = state.parity, all = 0;
     if (judge_.IsThread()) judge_.SetState(1, state);
     Clear();
     if constexpr (kJoint) {
@@ -70,9 +77,20 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     }
     if (part_.rank == 0 && judge_.IsThread()) judge_.Leave(turn_ + 1, !stopped_ && last);
     if constexpr (kJoint) joint_.End(false);
+    bool is_last = part_.rank == 0, measured = false;
+    if constexpr (kMeasures) {
+      measured = memory_.measures && left == 0;
+      if (measured) Measure(parity);
+      if (measured) is_last = LastToArrive(meeting_.Other(), part_.blocks);
+    }
+    if (is_last && threadIdx.x == 0 && kKind == HeldKind::kPlain && all > 0) {
+      MovePlain(job, member_.state(0), all, parity);
+    }
+    if constexpr (kMeasures) {
+      if (is_last && measured) EndPlainMeasure(member_, part_.blocks, Scratch());
+    }
     if (threadIdx.x != 0) return;
     if (part_.rank == 0 && kJoint) joint_.Leave(member_.state(0));
-    if (part_.rank == 0 && kKind == HeldKind::kPlain && all > 0) MovePlain(job, member_.state(0), all, parity);
     meeting_.Leave();
   }
 
@@ -139,7 +157,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 #pragma unroll
       for (int q = 0; q < kQuads && done > 0; ++q) lost = !TakeScales(q) || lost;
       if constexpr (kJoint) stopped_ = joint_.IsStopped();
-      if (done < most && !stopped_) {
+      if ((done < most || (kMeasures && memory_.measures)) && !stopped_) {
         if constexpr (kReads) ReadRows();
         SumRows();
       }
@@ -201,14 +219,18 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     const int row = first + Lane() / kLanes;
     if (Lane() % kLanes == 0 && row < end) memory_.parts[Warp()][row] = of_warp;
   }
+  // The lane's row's sum.
+  __device__ float WholeOfRow() const {
+    float sum = 0;
+    if (Lane() >= part_.rows) return sum;
+#pragma unroll
+    for (int w = 0; w < kHeldWarps; ++w) sum += memory_.parts[w][Lane()];
+    return sum;
+  }
   // A lane for each row, in every warp; those that are read have their weights. What cannot be weighted is no number,
   // nor is any column's sum then.
   __device__ void WeighRows() {
-    float sum = 0;
-    if (Lane() < part_.rows) {
-#pragma unroll
-      for (int w = 0; w < kHeldWarps; ++w) sum += memory_.parts[w][Lane()];
-    }
+    const float sum = WholeOfRow();
     const float before = kKind == HeldKind::kPlain ? 0 : memory_.row_sums[(turn_ + 1) & 1][Lane()];
     const float relaxed = RelaxedRow(Lane(), before, sum, turn_);
     if constexpr (kJoint) row_error_ = Lane() < part_.rows ? memory_.masses[Lane()] * fabsf(sum - before) / before : 0;
@@ -414,6 +436,84 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     }
     member_.phi(0, to, 1)[j] = phi;
     *term = part_.frame.ColumnTerm(phi, base, log_mass);
+  }
+
+  // ---- What the plan's marginals are --------------------------------------------------------------------------------
+
+  __device__ BlockStats* StatsOfWarps() const {
+    static_assert(sizeof(memory_.columns) >= kHeldWarps * sizeof(BlockStats), "room");
+    return reinterpret_cast<BlockStats*>(memory_.columns);
+  }
+  __device__ double* Scratch() const { return reinterpret_cast<double*>(memory_.weights); }
+
+  // At the potentials of parity `to`, which have been stored: columns were added up at these rows, and what rows sum up
+  // to at these columns is known in parts.
+  __device__ void Measure(int to) {
+    meeting_.Arrive();
+    meeting_.Await();
+    const StreamFrame frame = part_.frame;
+    const float sum = WholeOfRow();
+    double seen = log2(static_cast<double>(sum)) - memory_.terms[Lane()];
+    for (unsigned far = __ballot_sync(0xffffffffu, Lane() < part_.rows && !IsNear(sum)); far != 0; far &= far - 1) {
+      const int r = __ffs(far) - 1;
+      const double exact = LogSum(0, part_.first_row + r, to);
+      if (Lane() == r) seen = exact;
+    }
+    FillVoid(to);
+    const double reference = __ldcg(member_.phi(0, to, 1));
+    BlockStats stats = NoStats();
+    if (Warp() == 0 && Lane() < part_.rows) {
+      const int i = part_.first_row + Lane();
+      const double lse = seen + (frame.reference - BaseOf(member_, 0, 0, i)) * frame.scale;
+      stats = MeasurePlain(member_, 0, i, member_.phi(0, to, 0)[i], reference, lse, frame.scale);
+    }
+    StoreStats(stats, true, member_.stats(0, 0) + part_.rank, StatsOfWarps());
+    stats = NoStats();
+    if (OwnsColumn() && OwnColumn() < member_.job.size[1]) {
+      const int j = OwnColumn();
+      const double phi = __ldcg(member_.phi(0, to, 1) + j);
+      seen = log2(static_cast<double>(OwnSums().last)) - memory_.column_terms[Warp()][Lane()];
+      const double lse = seen - (frame.reference + BaseOf(member_, 0, 1, j)) * frame.scale;
+      stats = MeasurePlain(member_, 1, j, phi, -reference, IsVoid(j) ? -phi * frame.scale : lse, frame.scale);
+    }
+    StoreStats(stats, true, member_.stats(0, 1) + part_.rank, StatsOfWarps());
+  }
+  // Columns without mass, which no row sees.
+  __device__ void FillVoid(int to) {
+    const int size = member_.job.size[1];
+    bool any = false;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        any = any || (4 * QuadAt(q) + k < size && term_[q][k] <= static_cast<float>(kVoid / 2));
+      }
+    }
+    if (!__syncthreads_or(any)) return;  // The same in all blocks.
+    for (int q = 0; q < kQuads; ++q) {
+      for (int c = 0; c < OwnedOf(q); ++c) {
+        const int j = FirstOwned(q) + c;
+        if (j >= size || !IsVoid(j)) continue;
+        const double phi = PhiOfColumn(j, -LogSum(1, j, to));
+        if (threadIdx.x != 0) continue;
+        member_.phi(0, to, 1)[j] = phi;
+        member_.template At<float>(member_.job.at.stream_terms[0])[j] =
+            part_.frame.ColumnTerm(phi, BaseOf(member_, 0, 1, j), kVoid);
+      }
+    }
+    meeting_.Arrive();
+    meeting_.Await();
+  }
+  // log2 of a row's or a column's sum, without its own term, in double.
+  __device__ double LogSum(int side, int k, int to) const {
+    const StreamFrame frame = part_.frame;
+    const T* numbers = NumbersOf<T>(member_, 0);
+    const double factor = AreCosts(member_) ? -frame.scale : 1, sign = side == 0 ? -1 : 1;
+    return BlockLogSum(member_.job.size[1 - side], Scratch(), [&](int i) {
+      const double phi = __ldcg(member_.phi(0, to, 1 - side) + i), base = BaseOf(member_, 0, 1 - side, i);
+      const double number = LoadNumber(numbers + int64_t{side == 0 ? k : i} * part_.columns + (side == 0 ? i : k));
+      return number * factor + (phi - base + sign * frame.reference) * frame.scale + member_.log_mass(1 - side)[i];
+    });
   }
 
   HeldJudge<kJudged> judge_;

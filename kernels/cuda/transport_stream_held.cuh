@@ -118,6 +118,17 @@ __device__ inline void AwaitTagged(const float* at, uint4 first, uint32_t tag, f
   x[2] = __uint_as_float(first.z), x[3] = __uint_as_float(first.w);
 }
 
+// log2 of the sum of 2^exponent(i), i < count, in double, under their maximum. All threads of a block call it;
+// `scratch`: as BlockSum's.
+template <typename Exponent>
+__device__ inline double BlockLogSum(int count, double* scratch, Exponent exponent) {
+  double max = kVoid, sum = 0;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) max = fmax(max, exponent(i));
+  max = BlockMax(max, scratch);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += exp2(exponent(i) - max);
+  return max + log2(BlockSum(sum, scratch));
+}
+
 // ---- What a launch of many plain iterations measures at their end ------------------------------------------------
 
 // Point i of a side, whose potential phi is: `lse` is log2 of its sum without its own term, `reference` the first
@@ -130,11 +141,11 @@ __device__ inline BlockStats MeasurePlain(const Member& member, int side, int i,
   member.ratio(0, side)[i] = MeasurePoint(point, INFINITY, lse, scale, &stats);
   return stats;
 }
-// By the last block, when all have left their statistics.
-__device__ inline void EndPlainMeasure(const Member& member, int blocks) {
+// By the last block, when all have left their statistics. `scratch`: as BlockSum's.
+__device__ inline void EndPlainMeasure(const Member& member, int blocks, double* scratch) {
   __syncthreads();
   const RowBlock all = {member.index, 0, 0, 0, 1};
-  for (int side = 0; side < 2; ++side) EndPass(member, all, side, Pass::kMeasure, blocks);
+  for (int side = 0; side < 2; ++side) EndPass(member, all, side, Pass::kMeasure, blocks, scratch);
   if (threadIdx.x == 0) member.state(0)->measured = blocks;
 }
 

@@ -44,6 +44,7 @@ struct HeldMemory {
   float terms[kHeldRowsMost], masses[kHeldRowsMost], column_terms[2][kHeldOwnedMost], factor;
   float row_sums[2][kHeldRowsMost];  // As HeldSums; by turn.
   HeldSums column_sums[2][kHeldOwnedMost];
+  bool measures;  // What rows sum up to after the last iteration is wanted, too.
 };
 
 // A thread has kQuads times four columns of every row. kReads: some rows are not held.

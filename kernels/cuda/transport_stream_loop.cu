@@ -8,9 +8,8 @@
 // memory does so by a ring of bulk copies, which goes on to the next iteration's rows while blocks tell each other the
 // columns' sums; every other iteration begins with the rows that the one before ended with, which are in the cache.
 // Columns' sums go to the blocks that add them up, and the columns' new terms come back from there, both through
-// memory. Potentials are what sums say at the end; the last launch goes over all rows once more, weighted as they then
-// are, and measures both marginals. Where a sum leaves its range, the iteration before was the last, and other kernels
-// go on.
+// memory. Potentials are what sums say at the end; the last launch goes over all rows once more, and measures both
+// marginals. Where a sum leaves its range, the iteration before was the last, and other kernels go on.
 //
 // With a tolerance iterations are judged, and columns extrapolated, by all blocks together (transport_joint.cuh). A
 // launch that has met it measures at once; one that has not leaves all that extrapolation has learned to the next.
@@ -178,6 +177,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
       }
       if (done == most) return done;
       SumRows();
+      if (!kJudged && present_) break;
       MoveOwned();
       for (int r = threadIdx.x; r < memory_.rows; r += kLoopThreads) {
         const float sum = RelaxedRow(r, memory_.row_sums[r]);
@@ -186,6 +186,8 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
         if (!kScales) memory_.row_terms[r] -= __log2f(sum);
       }
     }
+    __syncthreads();  // Rows' sums are there.
+    return most;
   }
   // All rows; what columns sum up to is on its way to those that add it up.
   __device__ void SumRows() {
@@ -363,11 +365,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
         const double phi = __ldcg(member_.phi(0, to, 0) + i);
         return NumberAt(i, j) * factor + frame.RowTerm(phi, BaseAt(0, i)) + member_.log_mass(0)[i];
       };
-      double max = kVoid, sum = 0;
-      for (int i = threadIdx.x; i < job.size[0]; i += kLoopThreads) max = fmax(max, exponent(i));
-      max = BlockMax(max, memory_.scratch);
-      for (int i = threadIdx.x; i < job.size[0]; i += kLoopThreads) sum += exp2(exponent(i) - max);
-      const double lse = max + log2(BlockSum(sum, memory_.scratch));
+      const double lse = BlockLogSum(job.size[0], memory_.scratch, exponent);
       const double phi = BaseAt(1, j) + frame.reference - lse / frame.scale;
       if (threadIdx.x != 0) continue;
       member_.phi(0, to, 1)[j] = phi;
@@ -388,13 +386,14 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
 
   // ---- What the plan's marginals are --------------------------------------------------------------------------------
 
-  // At the potentials of parity `to`, which have been stored and whose terms the columns have: rows are weighted by
-  // their mass where they are.
+  // At the potentials of parity `to`, which have been stored and whose terms the columns have. Plain columns were added
+  // up at these rows: those alone are added up once more. Of judged ones both are to be, rows weighted by their mass
+  // where they are.
   __device__ void BeginMeasuring(int to) {
     meeting_.Arrive();
     const int r = threadIdx.x, i = memory_.first_row + r;
     static_assert(kLoopRowsMost == kLoopThreads, "a thread for each row");
-    if (r < memory_.rows) {
+    if (kJudged && r < memory_.rows) {
       const double term = memory_.frame.RowTerm(member_.phi(0, to, 0)[i], BaseAt(0, i));
       memory_.row_masses[r] *= FastExp2(static_cast<float>(term - memory_.row_terms[r]));
     }
@@ -411,7 +410,8 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     BlockStats stats = NoStats();
     const int r = threadIdx.x, i = memory_.first_row + r, j = memory_.first_owned + r;
     if (r < memory_.rows) {
-      const double lse = log_sum(memory_.last_rows[r]) + (frame.reference - BaseAt(0, i)) * frame.scale;
+      const LoopSum seen = kJudged ? memory_.last_rows[r] : LoopSum{memory_.row_terms[r], memory_.row_sums[r]};
+      const double lse = log_sum(seen) + (frame.reference - BaseAt(0, i)) * frame.scale;
       stats = MeasurePlain(member_, 0, i, member_.phi(0, to, 0)[i], reference, lse, frame.scale);
     }
     StoreStats(stats, true, member_.stats(0, 0) + memory_.rank);
@@ -438,7 +438,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
       if (lost_ && !present_) Fall(member_.job, state);
     }
     if constexpr (kJudged) joint_.End(!lost_ && !present_);
-    if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks);
+    if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks, memory_.scratch);
     if (threadIdx.x == 0) meeting_.Leave();
   }
 
