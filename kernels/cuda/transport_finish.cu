@@ -158,20 +158,36 @@ __device__ void StoreVectors(const LaunchTable& table, int64_t index) {
 struct DualValue {
   double value, rounding;
 };
+// What the dual value is less where a cost may be less than the one that was given by as much as FAST rounds it: one
+// side's potentials are lowered by that.
+__device__ double LossByCosts(const Member& member, int blocks, double* scratch) {
+  const Job& job = member.job;
+  const EngineState& state = *member.state(0);
+  const double less = state.cost_rounding, rho = job.solver.rho_a;
+  if (less == 0) return 0;
+  if (isinf(rho)) return less * state.total_mass[0];
+  if (isinf(job.solver.rho_b)) return less * state.total_mass[1];
+  double dual = 0;  // sum a rho (1 - exp(-f / rho))
+  for (int k = threadIdx.x; k < blocks; k += kThreads) dual += member.stats(0, 0)[k].dual;
+  return (rho * state.total_mass[0] - BlockSum(dual, scratch)) * expm1(less / rho);
+}
 // <a, f> + <b, g> - eps (sum P - mass_a mass_b), and what rounding may have added to it: an exponent is a sum of
 // rounded terms, and densities and their sums are rounded too.
 __device__ DualValue DualOf(const Member& member, int engine) {
   __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
   const EngineState& state = *member.state(engine);
+  const Geometry geometry = IsStreamed(job, state) ? Geometry::kStream : GeometryOf(job, state.mode);
+  const auto blocks = [&](int side) {
+    return state.measured > 0 ? state.measured : RowBlocks(job, engine, side, geometry);
+  };
   double dual = 0, plan_mass = 0, terms = 0, largest[2] = {0, 0};
 #pragma unroll 1
   for (int side = 0; side < 2; ++side) {
     const BlockStats* stats = member.stats(engine, side);
-    const Geometry geometry = IsStreamed(job, state) ? Geometry::kStream : GeometryOf(job, state.mode);
-    const int blocks = state.measured > 0 ? state.measured : RowBlocks(job, engine, side, geometry);
+    const int all = blocks(side);
 #pragma unroll 1
-    for (int k = threadIdx.x; k < blocks; k += kThreads) {
+    for (int k = threadIdx.x; k < all; k += kThreads) {
       dual += stats[k].dual;
       terms += stats[k].terms;
       if (side == 0) plan_mass += stats[k].plan_mass;
@@ -188,10 +204,14 @@ __device__ DualValue DualOf(const Member& member, int engine) {
   const double masses = state.total_mass[0] * state.total_mass[1];
   // What is framed is near 0, as float; on the chip at most twice what scalings may drift by.
   const bool coarse = state.mode == kFloat || IsStreamed(job, state);
-  const bool drifts = state.mode == kMixed && GeometryOf(job, kMixed) == Geometry::kOnChip;
-  const double exponent = coarse ? 0x1p-21 : 0x1p-49, density = state.mode == kDouble ? 1e-13 : drifts ? 5e-6 : 2e-6;
+  const bool drifts = state.mode == kMixed && geometry == Geometry::kOnChip;
+  // FAST beyond the chip keeps exponents or densities of 16 bits.
+  const bool halves = coarse && KeepsHalves(job) && geometry != Geometry::kOnChip;
+  const double exponent = coarse ? 0x1p-21 : 0x1p-49;
+  const double density = halves ? 0x1p-7 : state.mode == kDouble ? 1e-13 : drifts ? 5e-6 : 2e-6;
+  const double loss = engine == 0 ? LossByCosts(member, blocks(0), scratch) : 0;
   return {epsilon * masses + dual - epsilon * plan_mass,
-          epsilon * plan_mass * (exponent * both + density) + 1e-13 * (epsilon * masses + terms)};
+          epsilon * plan_mass * (exponent * both + density) + 1e-13 * (epsilon * masses + terms) + loss};
 }
 
 // <C, P>: what the passes added up, and, where that was exponents, the shifts' part.

@@ -146,6 +146,17 @@ __device__ double LargestCost(const Job& job, const Ranges& r) {
   return largest;
 }
 
+// How far a cost may be from that of the points as given: FAST rounds their centred coordinates to 11 digits.
+template <bool kSquares>
+__device__ double CostRounding(const Job& job, const Ranges& r) {
+  if (PlanesOf(job) == 2) return 0;
+  constexpr double kRounding = 0x1.01p-11;  // Of a radius, which is that of rounded points.
+  const double moved[2] = {kRounding * r.radius[0], kRounding * r.radius[1]};
+  if (!kSquares && IsNegativeDot(job)) return moved[0] * r.farthest[1] + moved[1] * (r.farthest[0] + moved[0]);
+  const double apart = !kSquares && IsCosine(job) ? 2 : r.radius[0] + r.radius[1] + r.apart, both = moved[0] + moved[1];
+  return job.in.kappa * both * (2 * apart + both);
+}
+
 // Both clouds' centres, once all points are there, become the one that they have.
 __device__ inline void ShareCentre(const Member& member) {
   double* x = member.At<double>(member.job.at.centre[0]);
@@ -201,6 +212,7 @@ __device__ void PrepareStates(const Member& member) {
   s.relax = s.previous_relax = 1;
   for (int side = 0; side < 2; ++side) s.total_mass[side] = r.mass[MeasureOf(engine, side)];
   s.cost_max = cost_max;
+  s.cost_rounding = CostRounding<kSquares>(job, r);
   s.point_scale = point_scale;
   s.starting = engine > 0 || job.starting;
   s.fresh = 1;

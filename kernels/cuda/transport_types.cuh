@@ -160,7 +160,8 @@ struct EngineState {
   double best_error;
   double total_mass[2];
   double cost_max;
-  double point_scale;  // Of the points as halves: a power of two.
+  double cost_rounding;  // FAST: how far costs may be from those of the points as given.
+  double point_scale;    // Of the points as halves: a power of two.
   int32_t best_iteration;
   int32_t iterations;
   int32_t parity;    // Which phi are the present ones.
