@@ -26,8 +26,8 @@ double IterationSeconds(const Job& job);
 // between two launches are not, so that their number must not depend on who else is there.
 int LoopChunk(const Job& job);
 
-// Of a slice's iterations that take a whole device: of all members that are held, by guess where there is a tolerance,
-// or of one launch of those that are looped. 0: there are none.
+// Of a slice's iterations that take a whole device: of all members that are held, or of one launch of those that are
+// looped; by guess where there is a tolerance. 0: there are none.
 double TogetherSeconds(const Job& job);
 
 // Of all iterations that a job may take, launches too.
