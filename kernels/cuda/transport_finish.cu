@@ -158,8 +158,8 @@ __device__ void StoreVectors(const LaunchTable& table, int64_t index) {
 struct DualValue {
   double value, rounding;
 };
-// What the dual value is less where a cost may be less than the one that was given by as much as FAST rounds it: one
-// side's potentials are lowered by that.
+// By how much the dual value is less when one side's potentials are lowered by what FAST's rounding may add to a cost:
+// then it is that of a cost nowhere above the given one.
 __device__ double LossByCosts(const Member& member, int blocks, double* scratch) {
   const Job& job = member.job;
   const EngineState& state = *member.state(0);

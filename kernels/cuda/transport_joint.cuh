@@ -124,7 +124,7 @@ class JointIterations {
     const float relax = static_cast<float>(StateBefore().relax);
     return relax == 1 ? 1 : FastExp2((relax - 1) * log2f(ratio));
   }
-  // What others go on from: how extrapolation goes; where it is this launch's like, with its differences, too.
+  // What others go on from: how extrapolation goes; `differences`: for a launch of this kind, with those of its window.
   __device__ void End(bool differences) {
     if (!IsAccelerated(member_.job)) return;
     AndersonState* to = member_.anderson();

@@ -153,8 +153,9 @@ __device__ double CostRounding(const Job& job, const Ranges& r) {
   constexpr double kRounding = 0x1.01p-11;  // Of a radius, which is that of rounded points.
   const double moved[2] = {kRounding * r.radius[0], kRounding * r.radius[1]};
   if (!kSquares && IsNegativeDot(job)) return moved[0] * r.farthest[1] + moved[1] * (r.farthest[0] + moved[0]);
-  const double apart = !kSquares && IsCosine(job) ? 2 : r.radius[0] + r.radius[1] + r.apart, both = moved[0] + moved[1];
-  return job.in.kappa * both * (2 * apart + both);
+  const double distance = !kSquares && IsCosine(job) ? 2 : r.radius[0] + r.radius[1] + r.apart;  // At most.
+  const double both = moved[0] + moved[1];
+  return job.in.kappa * both * (2 * distance + both);
 }
 
 // Both clouds' centres, once all points are there, become the one that they have.

@@ -37,6 +37,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   using Rows::OwnColumn, Rows::OwnedOf, Rows::OwnsColumn, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
   using typename Rows::QuadOf;
   static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
+  // As HeldMeasures.
   static constexpr bool kMeasures = kKind == HeldKind::kPlain && kQuads == 2 && (kReads || sizeof(T) == 2);
   static constexpr float kMostDrift = QuadOf::kMostDrift;
   using Joint = JointIterations<kHeldThreads, 2 * kHeldOwnedMost>;

@@ -118,6 +118,8 @@ __device__ inline void AwaitTagged(const float* at, uint4 first, uint32_t tag, f
   x[2] = __uint_as_float(first.z), x[3] = __uint_as_float(first.w);
 }
 
+// ---- What a launch of many plain iterations measures at their end --------------------------------------------------
+
 // log2 of the sum of 2^exponent(i), i < count, in double, under their maximum. All threads of a block call it;
 // `scratch`: as BlockSum's.
 template <typename Exponent>
@@ -128,8 +130,6 @@ __device__ inline double BlockLogSum(int count, double* scratch, Exponent expone
   for (int i = threadIdx.x; i < count; i += blockDim.x) sum += exp2(exponent(i) - max);
   return max + log2(BlockSum(sum, scratch));
 }
-
-// ---- What a launch of many plain iterations measures at their end ------------------------------------------------
 
 // Point i of a side, whose potential phi is: `lse` is log2 of its sum without its own term, `reference` the first
 // column's potential, with the sign that makes phi a difference from it.
@@ -149,7 +149,7 @@ __device__ inline void EndPlainMeasure(const Member& member, int blocks, double*
   if (threadIdx.x == 0) member.state(0)->measured = blocks;
 }
 
-// ---- What a block has --------------------------------------------------------------------------------------------
+// ---- What a block has ----------------------------------------------------------------------------------------------
 
 // Of a problem that so many blocks solve together, which rows, and where numbers go.
 struct TogetherPart {
