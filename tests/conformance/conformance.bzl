@@ -2,7 +2,7 @@
 
 load("@rules_cc//cc:defs.bzl", "cc_library", "cc_test")
 
-def conformance_test(name, slow_emulated = [], emulated_args = [], tags = [], deps = [], shards = None):
+def conformance_test(name, slow_emulated = [], emulated_args = [], tags = [], deps = []):
     """A cc_test of NAME.cc on all backends present; a second one on the CUDA backend, its kernels run by the processor.
 
     Args:
@@ -11,7 +11,6 @@ def conformance_test(name, slow_emulated = [], emulated_args = [], tags = [], de
       emulated_args: its other arguments.
       tags: the first test's.
       deps: of the cases, besides what all have.
-      shards: parts that the first test is run in, each with a time limit of its own.
     """
     cases = name[:-len("test")] + "cases"
     cc_library(
@@ -29,7 +28,6 @@ def conformance_test(name, slow_emulated = [], emulated_args = [], tags = [], de
     cc_test(
         name = name,
         size = "medium",
-        shard_count = shards,
         tags = tags,
         deps = [
             ":backends",
