@@ -53,7 +53,7 @@ __device__ void CopyFrame(const Member& member, int engine, int side, const doub
 }
 // And that there is one; by one thread.
 __device__ void Frame(const Member& member, EngineState* state) {
-  state->kept = 1;
+  state->kept = kKept;
   *member.At<double>(member.job.at.stream_reference) = 0;
 }
 

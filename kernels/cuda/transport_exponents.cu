@@ -74,11 +74,13 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   const int engine = block.engine;
   EngineState* state = member.state(engine);
   if (state->mode != kFloat) return;
+  const int first = state->kept & ~kKept;  // As all blocks see it, whichever comes first.
+  if (threadIdx.x == 0 && block.block == 0 && block.split == 0) state->kept = first | kKept;
+  if (first == kFirstStored) return;  // They are there.
   if (threadIdx.x == 0) {
     FillShape(member, block, 0, Pass::kMeasure, &c);
     FillState(member, &c);
     Columns::Init(full, empty);
-    if (block.block == 0 && block.split == 0) state->kept = 1;
   }
   __syncthreads();
   Columns stream(c, full, empty);

@@ -92,7 +92,11 @@ __device__ inline void StoreMatrices(uint32_t row, const uint32_t (&r)[4]) {
                "r"(r[2]), "r"(r[3])
                : "memory");
 }
-// Elements (2 (lane % 4) + 0..1, lane / 4).
+// Elements (2 (lane % 4) + 0..1, lane / 4), as the next. Stored before the next barrier: loads may come before it.
+__device__ inline void StoreTransposed(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3]));
+}
 __device__ inline void LoadTransposed(uint32_t row, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -119,6 +119,11 @@ void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, int d
 void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, bool densities, int dim,
                      cudaStream_t stream);
 
+// ---- transport_first_columns.cu: the columns' first half step, which leaves densities -------------------------------
+// Of jobs that KeepsFirstDensities, instead of LaunchCloudStep: PassBlocks of a member and side 1. `dim`: the largest.
+// LaunchExponents comes after it all the same, for members whose densities could not be used.
+void LaunchFirstColumns(const LaunchTable& table, int64_t blocks, int dim, cudaStream_t stream);
+
 // ---- transport_stream.cu, transport_stream_end.cu: costs or exponents in memory, both sides in one sweep ------------
 // For streamed jobs: StreamBlocks of a job, for each of its StreamLaunchesOf, then StreamEndBlocks. Jobs of one launch
 // have numbers of one size and the same StreamLaunch. LaunchStreamTerms comes before the first, and again where columns

@@ -87,6 +87,9 @@ class TransportResident final : public Resident {
     return job_.streamed && !Streams() && launched_ + done >= least;
   }
   void KeepExponents() { kept_ = true; }
+  // Whether the columns' half step that comes leaves densities; KeepFirst: it is enqueued.
+  bool MayKeepFirst() const { return KeepsFirstDensities(job_) && !kept_first_; }
+  void KeepFirst() { kept_first_ = true; }
   // The same for engines in kMixed; frames are renewed after 1, 2, 4, 8 ... iterations: later ones move potentials
   // less.
   bool StreamsFrames() const { return framed_; }
@@ -204,7 +207,7 @@ class TransportResident final : public Resident {
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
-       framed_ = false, looping_ = false, measures_ = false, beside_ = false, crossing_ = true;
+       framed_ = false, looping_ = false, kept_first_ = false, measures_ = false, beside_ = false, crossing_ = true;
   absl::Status status_;
   SolveReport report_;
 };

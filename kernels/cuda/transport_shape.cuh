@@ -249,6 +249,10 @@ __host__ __device__ inline bool LoopsPoints(const Job& job) {
 __host__ __device__ inline bool KeepsDensities(const Job& job) {
   return job.looped && KeepsHalves(job) && !LoopsPoints(job);
 }
+// Whether the columns' first half step stores them: transport_first_columns.cu.
+__host__ __device__ inline bool KeepsFirstDensities(const Job& job) {
+  return job.streamed && KeepsDensities(job) && PartsOf(1, job.dim) == Parts::kOne;
+}
 // Whether iterations are judged as transport_joint.cuh does, where they are held or looped.
 __host__ __device__ inline bool IsJoint(const Job& job) {
   return HeldBlocks(job) > 0 ? HeldKindOf(job) == HeldKind::kExtrapolated : LoopsJudged(job);
@@ -316,8 +320,8 @@ __host__ __device__ inline bool FramesExponents(const Job& job) {
 __host__ __device__ inline bool HasFrames(const Job& job) { return job.framed || (job.streamed && !job.dense); }
 // Whether passes over an engine in this state are: its statistics then lie as Geometry::kStream.
 __host__ __device__ inline bool IsStreamed(const Job& job, const EngineState& state) {
-  if (state.mode == kMixed) return job.framed && state.kept;
-  return job.streamed && state.mode == kFloat && (job.dense || state.kept);
+  if (state.mode == kMixed) return job.framed && (state.kept & kKept) != 0;
+  return job.streamed && state.mode == kFloat && (job.dense || (state.kept & kKept) != 0);
 }
 // Of a slab: all engines' together are as many as a device has at once.
 __host__ __device__ inline int StreamRows(const Job& job) {

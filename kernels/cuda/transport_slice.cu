@@ -168,6 +168,7 @@ class Slice : private OutputLaunches {
     int planes;  // Of clouds in float32.
     int dim;     // The largest.
     bool hopper;
+    bool keeps_first;  // Densities, if it is a columns' half step.
     Table side[2];
   };
   struct StreamTables {
@@ -175,7 +176,7 @@ class Slice : private OutputLaunches {
     Table slabs;
   };
   struct Passes {
-    Set streaming;
+    Set streaming, keeping_first;
     std::vector<StreamTables> streams;
     Table stream_terms, stream_end;
     bool has_terms = false, anneal = false;  // Terms that sweeps leave are for the epsilon before.
@@ -190,6 +191,7 @@ class Slice : private OutputLaunches {
   Passes PassesOf(const Set& set) {
     Passes passes;
     passes.others = TablesOf(set);
+    passes.keeping_first = Among(set, [](const TransportResident& r) { return r.MayKeepFirst(); });
     passes.streaming = Among(set, [](const TransportResident& r) {
       return (r.Streams() && r.Has(kFloat)) || (r.StreamsFrames() && r.Has(kMixed));
     });
@@ -208,19 +210,20 @@ class Slice : private OutputLaunches {
   }
   // kMixed before kFloat: an engine whose epsilon becomes too small for that has ended its iteration there.
   std::vector<PassTables> TablesOf(const Set& set) {
-    using Kind = std::tuple<Source, Mode, int>;
+    using Kind = std::tuple<Source, Mode, int, bool>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Source source = SourceOf(r.job());
       AddModes(r, [&](Mode mode) {
         if (r.OnChip(mode) || (mode == kFloat ? r.Streams() : r.StreamsFrames())) return;
-        add({source, mode, source != Source::kCosts ? KindOf(r.job(), mode) : 0});
+        const bool keeps_first = mode == kFloat && r.MayKeepFirst();
+        add({source, mode, source != Source::kCosts ? KindOf(r.job(), mode) : 0, keeps_first});
       });
     });
     std::vector<PassTables> tables;
     for (const auto& [kind, chosen] : kinds) {
-      const auto [source, mode, unused] = kind;
+      const auto [source, mode, unused, keeps_first] = kind;
       const Job& first = residents()[chosen[0]]->job();
-      PassTables pass{source, mode, GeometryOf(first, mode), PlanesOf(first), 0, first.hopper, {}};
+      PassTables pass{source, mode, GeometryOf(first, mode), PlanesOf(first), 0, first.hopper, keeps_first, {}};
       for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
       for (int side = 0; side < 2; ++side) {
         pass.side[side] = TableOf(chosen, [side, mode = mode](const Job& job) {
@@ -248,6 +251,7 @@ class Slice : private OutputLaunches {
     Later(passes->stream_end,
           [this, pass](const LaunchTable& table, int64_t blocks) { LaunchStreamEnd(table, blocks, pass, stream()); });
     for (int k : passes->streaming) residents()[k]->Sweep();
+    for (int k : passes->keeping_first) residents()[k]->KeepFirst();
     for (int side = 0; side < 2; ++side) {
       for (const PassTables& tables_of : passes->others) {
         Later(tables_of.side[side], [this, t = tables_of, side, pass](const LaunchTable& table, int64_t blocks) {
@@ -255,6 +259,8 @@ class Slice : private OutputLaunches {
             LaunchExactStep(table, blocks, t.dim, side, pass, stream());
           } else if (t.geometry == Geometry::kCloud && t.source == Source::kDistances) {
             LaunchCloudDistances(table, blocks, t.dim, t.hopper, side, pass, stream());
+          } else if (t.keeps_first && side == 1 && pass == Pass::kIterate) {
+            LaunchFirstColumns(table, blocks, t.dim, stream());
           } else if (t.geometry == Geometry::kCloud) {
             LaunchCloudStep(table, blocks, t.planes, t.dim, t.hopper, side, pass, stream());
           } else {

@@ -152,6 +152,10 @@ struct AndersonState {
   double gram[kAndersonWindow][kAndersonWindow];
 };
 
+// EngineState::kept. Of densities that the columns' first half step has stored: all can be used, or not all. From when
+// sweeps or loops may read what is kept: another bit.
+constexpr int kFirstStored = 1, kFirstRefused = 2, kKept = 4;
+
 struct EngineState {
   double epsilon;                // Of the iteration in progress.
   double relax, previous_relax;  // Of the iteration in progress and of the one before.
@@ -168,7 +172,7 @@ struct EngineState {
   int32_t starting;  // Symmetric: the half steps from zero, not yet an iteration.
   int32_t fresh;     // Epsilon has just changed: residuals tell nothing yet.
   int32_t stopped;
-  int32_t kept;         // Exponents are: Layout::exponents.
+  int32_t kept;         // Exponents are (Layout::exponents): kKept.
   int32_t anderson;     // Columns are extrapolated as long as that pays; over-relaxation takes over then.
   int32_t extrapolate;  // These columns are to be.
   int32_t reason;       // StopReason
