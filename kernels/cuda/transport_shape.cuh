@@ -210,11 +210,14 @@ __host__ __device__ inline int HeldLaunches(const Job& job) {
 __host__ __device__ inline bool HeldReads(const Job& job) {
   return CeilDiv(job.size[0], HeldBlocks(job)) > HeldRoom(job, true);
 }
-// Whether the launch that makes the last of a fixed number of iterations measures as well: of halves, and where rows
-// are read again. Floats that are all held, 1,100 x 1,100 of them, took a tenth longer.
+// Whether the launch that makes the last of a fixed number of iterations measures as well, if it makes them all: of
+// halves, and where rows are read again. Floats that are all held, 1,100 x 1,100 of them, took a tenth longer.
+__host__ __device__ constexpr bool HeldMeasures(HeldKind kind, int quads, bool halves, bool reads) {
+  return kind == HeldKind::kPlain && quads == 2 && (halves || reads);
+}
 __host__ __device__ inline bool HeldMeasures(const Job& job) {
-  const bool pays = HeldQuads(job) == 2 && (KeepsHalves(job) || HeldReads(job));
-  return IsPlain(job) && pays && job.solver.max_iterations <= kHeldIterationsMost;
+  return HeldMeasures(HeldKindOf(job), HeldQuads(job), KeepsHalves(job), HeldReads(job)) &&
+         job.solver.max_iterations <= kHeldIterationsMost;
 }
 // Columns that a block adds up, in fours, of those that are all threads' first quad, or second.
 __host__ __device__ inline int HeldOwned(const Job& job, int blocks) {

@@ -37,8 +37,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   using Rows::OwnColumn, Rows::OwnedOf, Rows::OwnsColumn, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
   using typename Rows::QuadOf;
   static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
-  // As HeldMeasures.
-  static constexpr bool kMeasures = kKind == HeldKind::kPlain && kQuads == 2 && (kReads || sizeof(T) == 2);
+  static constexpr bool kMeasures = HeldMeasures(kKind, kQuads, sizeof(T) == 2, kReads);
   static constexpr float kMostDrift = QuadOf::kMostDrift;
   using Joint = JointIterations<kHeldThreads, 2 * kHeldOwnedMost>;
   static constexpr int kAddingThreads = kJudged ? kHeldThreads - 32 : kHeldThreads;

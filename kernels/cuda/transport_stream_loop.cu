@@ -189,10 +189,11 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     __syncthreads();  // Rows' sums are there.
     return most;
   }
-  // All rows; what columns sum up to is on its way to those that add it up.
+  // All rows; what columns sum up to, where somebody wants to know, is on its way to those that add it up.
   __device__ void SumRows() {
     tag_ ^= 1;
     Rows::SumAll();
+    if (!kJudged && present_) return;
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       if (!HasQuad(q)) continue;
