@@ -6,7 +6,7 @@
 // All decisions between passes are made on the device (transport_control.cuh), so that nothing waits for the host.
 //
 // Those that take a whole device, one after the other, take turns: as many as fit the slice, those first that had fewer
-// slices or waited for more.
+// slices or waited for more; and so do the members of each.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -38,7 +38,7 @@ std::vector<Resident*> ThoseWhoseTurnItIs(const std::vector<Resident*>& all, dou
   std::vector<const Resident*> waiting;
   double left = slice_seconds;
   for (TransportResident* r : taking) {
-    const double seconds = TogetherSeconds(r->job());
+    const double seconds = TurnMembers(r->job(), slice_seconds) * TogetherSeconds(r->job());
     if (r != taking[0] && seconds > left) {
       waiting.push_back(r);
       r->Wait();

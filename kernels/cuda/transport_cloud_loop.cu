@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kCloudLoopThreads, 1) CloudLoopKernel(LaunchTa
   for (int64_t problem = 0; problem < problems; ++problem) {
     const BlockWork work = FindWork(table, problem);
     const Job& job = CopyJob(table.jobs[work.job]);
-    const Member member{job, work.block};
+    const Member member{job, job.turn_first + work.block};
     const EngineState& state = *member.state(0);
     const bool here = state.mode == kFloat && !state.stopped && !state.fallen;
     if (here) CloudLoop<Shape, kProducts>(member, &memory).Run(most);

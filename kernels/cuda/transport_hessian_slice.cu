@@ -18,12 +18,13 @@ constexpr int kLaunchesOfPair = 3;
 
 class ProductSlice : private SliceLaunches {
  public:
-  ProductSlice(absl::Span<Resident* const> residents, LaunchContext* context) : SliceLaunches(residents, context) {}
+  ProductSlice(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context)
+      : SliceLaunches(residents, slice_seconds, context) {}
 
-  absl::Status Run(double slice_seconds) {
+  absl::Status Run() {
     const Set all = Select([](const TransportResident&) { return true; });
     Start(Among(all, [](const TransportResident& r) { return r.pairs() == 0; }));
-    Pairs(all, slice_seconds);
+    Pairs(all, slice_seconds());
     Store(all);
     Report(all);
     return Enqueue();
@@ -191,7 +192,7 @@ double ProductSeconds(const Job& job) {
 }
 
 absl::Status LaunchProducts(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context) {
-  return ProductSlice(residents, context).Run(slice_seconds);
+  return ProductSlice(residents, slice_seconds, context).Run();
 }
 
 }  // namespace cuda

@@ -186,7 +186,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   Job job = {};
   job.hopper = kernels.hopper;
   job.wide_clusters = kernels.wide_clusters;
-  job.count = problem.count;
+  job.count = job.turn_members = problem.count;
   job.size[0] = static_cast<int32_t>(problem.n);
   job.size[1] = static_cast<int32_t>(problem.m);
   job.dense = problem.kind == ProblemKind::kDense;
@@ -226,10 +226,10 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
 
 namespace {
 
-// An iteration that is held, of all members, by a whole H200; where rows are read again.
+// An iteration that is held, of a member, by a whole H200; where rows are read again.
 double HeldSeconds(const Job& job) {
   constexpr double kSeconds = 8e-6, kReadingSeconds = 14e-6;
-  return job.count * (HeldReads(job) ? kReadingSeconds : kSeconds) * HeldBlocks(job) / kProcessors;
+  return (HeldReads(job) ? kReadingSeconds : kSeconds) * HeldBlocks(job) / kProcessors;
 }
 // A looped one, of a member.
 double LoopSeconds(Job job) {
@@ -251,7 +251,14 @@ double TogetherSeconds(const Job& job) {
   const int most = job.solver.max_iterations;
   if (job.held) return std::min(most, judged ? kUsual : kHeldIterationsMost) * HeldSeconds(job);
   if (!job.looped && !job.looped_beside) return 0;
-  return job.count * std::min({most, LoopChunk(job), judged ? kUsualOfLoops : most}) * LoopSeconds(job);
+  return std::min({most, LoopChunk(job), judged ? kUsualOfLoops : most}) * LoopSeconds(job);
+}
+
+int64_t TurnMembers(const Job& job, double slice_seconds) {
+  if (!(job.held || job.looped || job.looped_beside)) return job.count;
+  const int64_t at_once = job.held ? kProcessors / HeldBlocks(job) : 1;
+  const double rounds = std::max(1.0, slice_seconds / (at_once * TogetherSeconds(job)));
+  return rounds * at_once < job.count ? static_cast<int64_t>(rounds) * at_once : job.count;
 }
 
 double SolveSeconds(const Job& job) {
@@ -259,7 +266,7 @@ double SolveSeconds(const Job& job) {
   const int64_t held =
       job.held && job.engines == 1 ? std::min<int64_t>(most, kHeldIterationsMost * HeldLaunches(job)) : 0;
   double seconds = (most - held) * (IterationSeconds(job) + 2 * kLaunchSeconds);
-  return held > 0 ? seconds + held * HeldSeconds(job) : seconds;
+  return held > 0 ? seconds + held * job.count * HeldSeconds(job) : seconds;
 }
 
 double IterationSeconds(const Job& job) {

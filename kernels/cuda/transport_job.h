@@ -26,9 +26,12 @@ double IterationSeconds(const Job& job);
 // between two launches are not, so that their number must not depend on who else is there.
 int LoopChunk(const Job& job);
 
-// Of a slice's iterations that take a whole device: of all members that are held, or of one launch of those that are
-// looped; by guess where there is a tolerance. 0: there are none.
+// Of a member's iterations that take a whole device: of all that are held, or of one launch of those that are looped;
+// by guess where there is a tolerance. 0: there are none.
 double TogetherSeconds(const Job& job);
+
+// Members whose such iterations fit a slice, at least one: those that a slice serves.
+int64_t TurnMembers(const Job& job, double slice_seconds);
 
 // Of all iterations that a job may take, launches too.
 double SolveSeconds(const Job& job);

@@ -21,11 +21,12 @@ namespace cuda {
 
 class SliceLaunches {
  protected:
-  SliceLaunches(absl::Span<Resident* const> residents, LaunchContext* context) : context_(context) {
+  SliceLaunches(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context)
+      : context_(context), slice_seconds_(slice_seconds) {
     bytes_.clear();
     for (Resident* resident : residents) {
       residents_.push_back(Of(resident));
-      residents_.back()->BeginSlice();
+      residents_.back()->BeginSlice(slice_seconds);
     }
     jobs_ = JobsOf(Select([](const TransportResident&) { return true; }));
   }
@@ -141,6 +142,7 @@ class SliceLaunches {
   }
 
   LaunchContext* context() const { return context_; }
+  double slice_seconds() const { return slice_seconds_; }
   const std::vector<TransportResident*>& residents() const { return residents_; }
 
  private:
@@ -159,6 +161,7 @@ class SliceLaunches {
   }
 
   LaunchContext* const context_;
+  const double slice_seconds_;
   std::vector<TransportResident*> residents_;
   std::vector<char>& bytes_ = Bytes();  // Descriptors.
   const char* base_ = nullptr;          // Where they are on the device.

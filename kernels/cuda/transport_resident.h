@@ -18,8 +18,8 @@ namespace cuda {
 constexpr int kFirstIterations = 8;
 constexpr int kFirstPairs = 12;  // Of sweeps of Hessian-vector products.
 
-// kProducts: Hessian-vector products; all else is there.
-enum class Stage { kPrepare, kIterate, kFinish, kProducts, kDone };
+// kHold: members that are held take turns, and some are left. kProducts: Hessian-vector products; all else is there.
+enum class Stage { kPrepare, kHold, kIterate, kFinish, kProducts, kDone };
 
 class TransportResident final : public Resident {
  public:
@@ -39,15 +39,22 @@ class TransportResident final : public Resident {
   Convergence progress() const override { return report_.convergence; }
 
   void FinishSoon() override {
+    if (stage_ == Stage::kHold) {  // Members that are left have done an iteration, and have no terms.
+      EndHopes();
+      swept_ = false;
+    }
     if (stage_ != Stage::kPrepare && stage_ != Stage::kIterate) return;
     job_.finish_soon = true;
+    turned_ = 0;
     const bool started = launched_ > 0 || !(job_.starting || job_.engines > 1);
     passes_ = std::min(passes_, launched_ + (started ? 1 : 2));
   }
 
-  void BeginSlice() {
+  void BeginSlice(double slice_seconds) {
     ++slices_;
     job_.odd_before = launched_ % 2 == 1;
+    job_.turn_first = turned_;
+    job_.turn_members = std::min(job_.count - turned_, TurnMembers(job_, slice_seconds));
   }
   // Of those that take turns, the first: it has had fewer slices, or waited for more.
   bool ComesBefore(const TransportResident& other) const {
@@ -57,6 +64,7 @@ class TransportResident final : public Resident {
   // Whether the slice that comes has launches of it that take a whole device.
   bool TakesDevice() const {
     if (stage_ == Stage::kPrepare) return job_.engines == 1 && (job_.held || job_.looped);
+    if (stage_ == Stage::kHold) return true;
     if (stage_ != Stage::kIterate) return false;
     return job_.looped || (job_.looped_beside && crossing_) || (job_.held && job_.engines > 1 && !beside_);
   }
@@ -104,19 +112,35 @@ class TransportResident final : public Resident {
   void Hold() {
     swept_ = true;
     measures_ = HeldMeasures(job_) && !job_.finish_soon;
+    EndTurn();
   }
-  // Whether those of engine 0 are, while the others are swept; HoldBeside: they are enqueued.
-  bool MayHoldBeside() const { return job_.held && job_.engines > 1 && Streams() && !beside_; }
-  void HoldBeside() { beside_ = swept_ = true; }
+  // Whether members are left to be.
+  bool HoldsOn() const { return job_.held && job_.engines == 1 && turned_ > 0; }
+  // Whether those of engine 0 are, before the others are swept; HoldBeside: the turn's are enqueued.
+  bool MayHoldBeside() const { return job_.held && job_.engines > 1 && Streams() && !beside_ && !job_.finish_soon; }
+  void HoldBeside() {
+    swept_ = true;
+    EndTurn();
+    beside_ = turned_ == 0;
+  }
   // Whether they are made in launches of many, before the others go on.
   bool MayLoopBeside() const {
     return job_.looped_beside && crossing_ && (Streams() || LoopsPoints(job_)) && launched_ >= 2;
+  }
+  void LoopBeside() {
+    swept_ = true;
+    EndTurn();
   }
   // Whether a lone engine's next iterations are made in launches of many; Loop: those are enqueued.
   bool MayLoop(int64_t done) const {
     return job_.looped && (Streams() || LoopsPoints(job_) || LoopsClouds(job_)) && launched_ + done >= 1;
   }
   void Loop() { looping_ = swept_ = true; }
+  // So many launches of the turn's members: of all of them once the last have had theirs.
+  void CountLoops(int64_t launches, int chunk) {
+    EndTurn();
+    if (turned_ == 0) CountPasses(launches * chunk);
+  }
   // Whether the launch that makes its last iterations measures it as well.
   bool IsMeasured() const { return looping_ || measures_; }
   bool HasKeptGradient(Mode mode) const {
@@ -170,14 +194,15 @@ class TransportResident final : public Resident {
     if (job_.looped && r.looping > 0) modes_ = 1 << kFloat;
     if (left) {
       job_.looped = kept_ = swept_ = looping_ = false;
-      launched_ = 0;
+      launched_ = turned_ = 0;
+    }
+    if (HoldsOn() && (r.modes & (1 << kFloat)) != 0) {
+      stage_ = Stage::kHold;
+      return;
     }
     const bool disappointed = left || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
     hopeful_ = false;
-    if (disappointed) {
-      stage_ = Stage::kIterate;
-      measures_ = false;
-    }
+    if (disappointed) EndHopes();
     if (finished_ && !disappointed) {
       stage_ = job_.in.hessian.count > 0 && r.diverged < 0 ? Stage::kProducts : Stage::kDone;
       if (r.diverged >= 0) status_.Update(Diverged(r));
@@ -189,6 +214,16 @@ class TransportResident final : public Resident {
   }
 
  private:
+  // Those of the turn have had what they get in this slice.
+  void EndTurn() {
+    turned_ += job_.turn_members;
+    if (turned_ == job_.count) turned_ = 0;
+  }
+  void EndHopes() {
+    stage_ = Stage::kIterate;
+    hopeful_ = measures_ = false;
+    turned_ = 0;
+  }
   absl::Status Diverged(const JobReport& r) const {
     const std::string who = job_.count == 1 ? "" : absl::StrCat("member ", r.diverged, ": ");
     return absl::FailedPreconditionError(absl::StrCat(who, "the potentials are not finite after ",
@@ -202,6 +237,7 @@ class TransportResident final : public Resident {
   int hoped_modes_ = 0;
   int64_t passes_ = 0;               // Iterations at most, the symmetric start included.
   int64_t launched_ = 0;             // Of them, enqueued.
+  int64_t turned_ = 0;               // Members that have had their turn, of those before the next round.
   int64_t slices_ = 0, waited_ = 0;  // Slices that it had a part in, and that it had not.
   const JobReport* pending_ = nullptr;
   int64_t pairs_ = 0;

@@ -15,23 +15,30 @@ namespace {
 
 class Slice : private OutputLaunches {
  public:
-  Slice(absl::Span<Resident* const> residents, LaunchContext* context) : OutputLaunches(residents, context) {}
+  Slice(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context)
+      : OutputLaunches(residents, slice_seconds, context) {}
 
-  absl::Status Run(double slice_seconds) {
+  absl::Status Run() {
     const Set preparing = Select([](const TransportResident& r) { return r.stage() == Stage::kPrepare; });
     Prepare(preparing);
     // Small problems may be through at once.
     const Set hopeful = Among(preparing, [&](const TransportResident& r) {
       const Job& job = r.job();
       if (job.held) return job.engines == 1;
+      if (TakesTurns(job)) return false;
       const bool judged = job.solver.tolerance > 0;
-      if (judged && job.looped) return LoopChunk(job) * IterationSeconds(job) < slice_seconds;
-      return (r.OnChip() || !judged) && job.solver.max_iterations * IterationSeconds(job) < slice_seconds;
+      if (judged && job.looped) return LoopChunk(job) * IterationSeconds(job) < slice_seconds();
+      return (r.OnChip() || !judged) && job.solver.max_iterations * IterationSeconds(job) < slice_seconds();
     });
+    const Set holding = Select([](const TransportResident& r) { return r.stage() == Stage::kHold; });
     RunHopeful(hopeful);
-    Iterate(slice_seconds);
+    HoldOn(holding);
+    Iterate();
     Set finishing = Select([](const TransportResident& r) { return r.stage() == Stage::kFinish; });
-    finishing.insert(finishing.end(), hopeful.begin(), hopeful.end());
+    for (const Set& held : {hopeful, holding}) {
+      const Set through = Among(held, [](const TransportResident& r) { return !r.HoldsOn(); });
+      finishing.insert(finishing.end(), through.begin(), through.end());
+    }
     std::sort(finishing.begin(), finishing.end());
     Finish(finishing);
     End(preparing, finishing);
@@ -100,7 +107,7 @@ class Slice : private OutputLaunches {
     using Kind = decltype(kind_of(std::declval<const Job&>()));
     const auto kinds = ByKind<Kind>(set, [kind_of](const TransportResident& r, auto add) { add(kind_of(r.job())); });
     for (const auto& [kind, chosen] : kinds) {
-      const Table table = TableOf(chosen, [](const Job& job) { return job.count; });
+      const Table table = TableOf(chosen, [](const Job& job) { return job.turn_members; });
       Later(table, [=, kind = kind](const LaunchTable& t, int64_t problems) { launch(t, problems, kind); });
     }
   }
@@ -115,13 +122,22 @@ class Slice : private OutputLaunches {
     for (int k : holding) residents()[k]->Hold();
     return !holding.empty();
   }
-  // The same of engines 0, whose jobs stay for the others.
-  bool HoldBeside(const Set& set) {
-    const Set holding = Among(set, [](const TransportResident& r) { return r.MayHoldBeside(); });
+  // The same of those some of whose members are.
+  void HoldOn(const Set& set) {
+    for (int k : set) residents()[k]->Hope();
+    Together(set, HeldLaunchOf, Holding());
+    for (int k : set) residents()[k]->Hold();
+  }
+  // The same of engines 0, whose jobs stay for the others once no member is left.
+  bool HoldBeside(Set* set) {
+    const Set holding = Among(*set, [](const TransportResident& r) { return r.MayHoldBeside(); });
     Together(holding, HeldLaunchOf, Holding());
     for (int k : holding) residents()[k]->HoldBeside();
+    if (!holding.empty()) *set = Among(*set, [](const TransportResident& r) { return !r.MayHoldBeside(); });
     return !holding.empty();
   }
+  // Whether this slice serves some of the members: with one launch of a loop.
+  static bool TakesTurns(const Job& job) { return job.turn_members < job.count; }
   static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
     return all ? CeilDiv(most, chunk) : std::max<int64_t>(1, most / chunk);
   }
@@ -133,7 +149,7 @@ class Slice : private OutputLaunches {
           set, [=](const TransportResident& r) { return r.MayLoop(done) && LoopsClouds(r.job()) == clouds; },
           [=](const Job& job) {
             const int chunk = LoopChunk(job);
-            const bool once = all && job.solver.tolerance > 0;
+            const bool once = TakesTurns(job) || (all && job.solver.tolerance > 0);
             return std::make_tuple(launch_of(job), chunk, once ? 1 : LoopLaunches(most, chunk, all));
           },
           [=](const LaunchTable& t, int64_t problems, const auto& of) {
@@ -151,12 +167,15 @@ class Slice : private OutputLaunches {
   // Engines 0 of those whose other engines wait for them.
   bool LoopBeside(Set* set, int64_t most) {
     const auto may = [](const TransportResident& r) { return r.MayLoopBeside(); };
-    const auto kind_of = [](const Job& job) { return std::make_pair(LoopLaunchOf(job), LoopChunk(job)); };
+    const auto kind_of = [=](const Job& job) {
+      const int chunk = LoopChunk(job);
+      return std::make_tuple(LoopLaunchOf(job), chunk, TakesTurns(job) ? 1 : LoopLaunches(most, chunk, false));
+    };
     const Set looping = TakeTogether(set, may, kind_of, [=](const LaunchTable& t, int64_t problems, const auto& of) {
-      const auto& [kind, chunk] = of;
-      for (int64_t k = LoopLaunches(most, chunk, false); k > 0; --k) LaunchLoop(t, problems, kind, chunk, stream());
+      const auto& [kind, chunk, launches] = of;
+      for (int64_t k = launches; k > 0; --k) LaunchLoop(t, problems, kind, chunk, stream());
     });
-    for (int k : looping) residents()[k]->Sweep();
+    for (int k : looping) residents()[k]->LoopBeside();
     return !looping.empty();
   }
 
@@ -364,13 +383,13 @@ class Slice : private OutputLaunches {
     return ordered;
   }
 
-  void Iterate(double slice_seconds) {
+  void Iterate() {
     Set set = Select([](const TransportResident& r) { return r.stage() == Stage::kIterate; });
     if (set.empty()) return;
     double seconds = 0;
     for (int k : set) seconds += IterationSeconds(residents()[k]->job());
     const int64_t iterations =
-        std::max<int64_t>(1, static_cast<int64_t>(std::min(1e6, slice_seconds / (seconds + 2 * kLaunchSeconds))));
+        std::max<int64_t>(1, static_cast<int64_t>(std::min(1e6, slice_seconds() / (seconds + 2 * kLaunchSeconds))));
     std::vector<int64_t> allowance(residents().size(), 0);
     int64_t most = 0;
     for (int k : set) {
@@ -395,11 +414,12 @@ class Slice : private OutputLaunches {
     bool changed = true;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       changed |= KeepExponents(set, 0);
-      changed |= HoldBeside(set);
+      changed |= HoldBeside(&set);
       changed |= LoopBeside(&set, iterations - done);
       for (int k : Loop(&set, 0, iterations - done, false)) {
-        const int chunk = LoopChunk(residents()[k]->job());
-        residents()[k]->CountPasses(LoopLaunches(iterations - done, chunk, false) * chunk);
+        const Job& job = residents()[k]->job();
+        const int64_t launches = LoopLaunches(iterations - done, LoopChunk(job), false);
+        residents()[k]->CountLoops(TakesTurns(job) ? 1 : launches, LoopChunk(job));
         if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
         changed = true;
       }
@@ -432,7 +452,7 @@ class Slice : private OutputLaunches {
 }  // namespace
 
 absl::Status LaunchSlice(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context) {
-  return Slice(residents, context).Run(slice_seconds);
+  return Slice(residents, slice_seconds, context).Run();
 }
 
 }  // namespace cuda

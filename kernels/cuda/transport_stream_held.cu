@@ -539,7 +539,7 @@ __global__ void __launch_bounds__(kHeldThreads, 1)
   for (int64_t problem = blockIdx.x / blocks; problem < problems; problem += groups) {
     const BlockWork work = FindWork(table, problem);
     const Job& job = CopyJob(table.jobs[work.job]);
-    const Member member{job, work.block};
+    const Member member{job, job.turn_first + work.block};
     const EngineState& state = *member.state(0);
     if (state.mode == kFloat && IsStreamed(job, state) && !state.stopped) {
       HeldSweeps<kQuads, T, kReads, kKind>(member, blocks, &memory).Run(last);

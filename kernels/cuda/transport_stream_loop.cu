@@ -466,7 +466,7 @@ __global__ void __launch_bounds__(kLoopThreads, 1) LoopKernel(LaunchTable table,
   for (int64_t problem = 0; problem < problems; ++problem) {
     const BlockWork work = FindWork(table, problem);
     const Job& job = CopyJob(table.jobs[work.job]);
-    const Member member{job, work.block};
+    const Member member{job, job.turn_first + work.block};
     const EngineState& state = *member.state(0);
     const bool here = state.mode == kFloat && (!kIsRead<T> || IsStreamed(job, state));
     const bool through = state.stopped && (!kJudged || state.measured > 0 || job.engines > 1);

@@ -116,6 +116,7 @@ struct alignas(16) Job {
   Outputs out;
   char* workspace;
   Layout at;
+  int64_t turn_first, turn_members;  // Those that this slice serves, where they are held or looped.
 };
 
 // Partial results of one row block.

@@ -4,8 +4,9 @@
   bazel build //server:sinkhorn_server //client/loadgen:sinkhorn_loadgen
   tests/bench/gpu_clouds_serving.py --out DIR
 
-Three loads: many clients with clouds of 256 points and gradients; many with a mix of sizes from 16 to 4,096 points; and
-64 clients with small clouds beside one that solves 50,000 points all the time. Server and load generators share the
+Four loads: many clients with clouds of 256 points and gradients; many with a mix of sizes from 16 to 4,096 points; and
+64 clients with small clouds beside one that solves 50,000 points all the time, and beside one whose requests have 64
+members of 4,096 points, to a tolerance. Server and load generators share the
 machine and speak over loopback. Every answer is checked (--no-verify: none). Needs nothing but Python 3. Writes
 DIR/gpu_clouds_serving.md and .json. --bin: a folder with both programs, where there is no bazel-bin.
 """
@@ -33,35 +34,36 @@ SIZES = ",".join(
     clouds(n, dim, "gradient", weight=weight)
     for n, dim, weight in ((16, 3, 1), (64, 64, 1), (256, 64, 1), (500, 3, 0.5), (1024, 64, 0.2), (4096, 64, 0.05))
 )
-SMALL, LARGE = clouds(64, 64, "gradient"), clouds(50000, 64)
+SMALL = clouds(64, 64, "gradient")
+LARGE = {
+    "50,000": clouds(50000, 64),
+    "64 x 4,096": "point_cloud:64x4096x4096x3:1000:epsilon=0.01:tolerance=1e-5",
+}
 
 
-def beside_a_large_one(loadgen, server, options):
-    """64 clients with small clouds: alone, then beside one client with a large problem."""
-    rows = [gpu_serving.measure("64 points, alone", loadgen, server, 64, options, SMALL)]
+def beside_a_large_one(which, loadgen, server, options):
+    """64 clients with small clouds beside one client with a large problem, of LARGE."""
     large = {}
 
     def solve_large():
         longer = argparse.Namespace(**vars(options) | {"seconds": options.seconds + 1, "threads": 1})
-        large["result"] = gpu_serving.load(loadgen, server, 1, longer.seconds, longer, LARGE)["all"]
+        large["result"] = gpu_serving.load(loadgen, server, 1, longer.seconds, longer, LARGE[which])["all"]
 
     thread = threading.Thread(target=solve_large)
     thread.start()
     time.sleep(0.3)
-    rows.append(gpu_serving.measure("64 points, beside 50,000", loadgen, server, 64, options, SMALL))
+    small = gpu_serving.measure(f"64 points, beside {which}", loadgen, server, 64, options, SMALL)
     thread.join()
     result = large["result"]
-    rows.append(
-        {
-            "mode": "50,000 points, beside 64 clients",
-            "clients": 1,
-            "requests_per_second": result["requests_per_second"],
-            "p50_ms": 1e3 * result["latency_seconds"]["p50"],
-            "p99_ms": 1e3 * result["latency_seconds"]["p99"],
-            "errors": result["errors"],
-        }
-    )
-    return rows
+    beside = {
+        "mode": f"{which} points, beside 64 clients",
+        "clients": 1,
+        "requests_per_second": result["requests_per_second"],
+        "p50_ms": 1e3 * result["latency_seconds"]["p50"],
+        "p99_ms": 1e3 * result["latency_seconds"]["p99"],
+        "errors": result["errors"],
+    }
+    return [small, beside]
 
 
 COLUMNS = (
@@ -99,19 +101,21 @@ def main():
             fresh = [
                 gpu_serving.measure("256 points, gradients", loadgen, server, options.clients, options, GRADIENTS),
                 gpu_serving.measure("16 to 4,096 points", loadgen, server, options.clients, options, SIZES),
-                *beside_a_large_one(loadgen, server, options),
+                gpu_serving.measure("64 points, alone", loadgen, server, 64, options, SMALL),
+                *(row for which in LARGE for row in beside_a_large_one(which, loadgen, server, options)),
             ]
         finally:
             server.stop()
         for row in fresh:
             print(mode, row, flush=True)
         rows += [{"server": mode} | row for row in fresh]
-    small = next(row for row in rows if row["server"] == "batched" and "beside 50,000" in row["mode"])
-    met = "met" if small["p99_ms"] <= SMALL_P99_MS_WANTED else "missed"
+    beside = [row for row in rows if row["server"] == "batched" and "64 points, beside" in row["mode"]]
+    p99 = max(row["p99_ms"] for row in beside)
+    met = "met" if p99 <= SMALL_P99_MS_WANTED else "missed"
     text = (
         f"{where}. {time.strftime('%Y-%m-%d', time.gmtime())}, commit {commit}.\n"
         f"Command: `{' '.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])}`\n\n{gpu_serving.table(rows, COLUMNS)}\n\n"
-        f"Small clouds beside a large one: p99 {small['p99_ms']:.1f} ms (wanted: {SMALL_P99_MS_WANTED}: {met}).\n"
+        f"Small clouds beside a large one: p99 {p99:.1f} ms (wanted: {SMALL_P99_MS_WANTED}: {met}).\n"
     )
     print(text)
     options.out.mkdir(parents=True, exist_ok=True)

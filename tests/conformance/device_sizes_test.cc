@@ -56,6 +56,24 @@ std::vector<Case> CasesOf(const std::vector<LargeShape>& shapes) {
   return cases;
 }
 
+// Members with points of their own, the second's spread out so much more.
+Case Members(const LargeShape& of, int64_t count, double spread, Random* random) {
+  const std::string name = absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " spread ", spread, " to ", of.tolerance);
+  Case c = CaseOf(RandomClouds(of.n, of.m, of.dim, of.epsilon, 90), name);
+  Vector x = random->Uniforms(count * of.n * of.dim, 0, 1);
+  for (int64_t i = of.n * of.dim; i < 2 * of.n * of.dim; ++i) x[i] *= spread;
+  c.problem.count = count;
+  c.x = Tensor::Of(x);
+  c.y = Tensor::Shared(random->Uniforms(of.m * of.dim, 0, 1));
+  c.a = Tensor::Shared(random->Masses(of.n));
+  c.b = Tensor::Shared(random->Masses(of.m));
+  c.solver().max_iterations = of.iterations;
+  c.solver().precision = of.precision;
+  c.solver().tolerance = of.tolerance;
+  c.wanted = kPotentials | kGradientPoints;
+  return c;
+}
+
 class DeviceSizesTest : public ConformanceTest {
  protected:
   // To float64.
@@ -313,23 +331,61 @@ TEST_P(DeviceSizesTest, MembersOfEverySize) {
   Random random(12);
   for (const LargeShape& of : shapes) {
     for (double spread : {1.0, 4.0}) {
-      const std::string name = absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " spread ", spread, " to ", of.tolerance);
-      Case c = CaseOf(RandomClouds(of.n, of.m, of.dim, of.epsilon, 90), name);
-      Vector x = random.Uniforms(kCount * of.n * of.dim, 0, 1);
-      for (int64_t i = of.n * of.dim; i < 2 * of.n * of.dim; ++i) x[i] *= spread;
-      c.problem.count = kCount;
-      c.x = Tensor::Of(x);
-      c.y = Tensor::Shared(random.Uniforms(of.m * of.dim, 0, 1));
-      c.a = Tensor::Shared(random.Masses(of.n));
-      c.b = Tensor::Shared(random.Masses(of.m));
-      c.solver().max_iterations = of.iterations;
-      c.solver().precision = of.precision;
-      c.solver().tolerance = of.tolerance;
-      c.wanted = kPotentials | kGradientPoints;
+      Case c = Members(of, kCount, spread, &random);
       ExpectMembersAreProblems(backend(), c);
       c.solver().debias = of.tolerance > 0;
       if (c.solver().debias) ExpectMembersAreProblems(backend(), c);
     }
+  }
+}
+
+// Those that take a whole GPU each are solved a few a slice, so that others need not wait for all of them; asked to
+// finish, those whose turn has not come have an answer too.
+TEST_P(DeviceSizesTest, MembersTakeTurns) {
+  if (!is_gpu()) GTEST_SKIP() << "sizes of a GPU";
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  constexpr int64_t kCount = 5;
+  Random random(13);
+  std::vector<Case> cases;
+  for (const LargeShape& of : std::vector<LargeShape>{{1100, 1300, 40, 0.1, 400, kStrict, 1e-5},
+                                                      {1100, 1060, 20, 0.05, 600, kFast},
+                                                      {2100, 2300, 3, 0.05, 1500, kStrict},
+                                                      {1100, 4300, 20, 0.1, 400, kFast, 1e-5},
+                                                      {1030, 14100, 30, 0.1, 150, kFast},
+                                                      {1030, 4400, 3, 0.05, 1000, kStrict},
+                                                      {1030, 4400, 3, 0.05, 300, kStrict, 1e-5}}) {
+    cases.push_back(Members(of, kCount, 1, &random));
+    if (of.tolerance == 0) continue;
+    cases.push_back(cases.back());
+    cases.back().solver().debias = true;
+    cases.back().name += ", debiased";
+  }
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    const Answer whole = SolveTogether(backend(), {&c}, 10)[0];
+    int slices = 0;
+    const Answer parts = SolveTogether(backend(), {&c}, 1e-5, [&](Solve*) { ++slices; })[0];
+    EXPECT_EQ(DifferenceInBits(parts, whole), "");
+    EXPECT_GT(slices, kCount / 2);
+    int taken = 0;
+    const Answer cut = SolveTogether(backend(), {&c}, 1e-5, [&](Solve* solve) {
+      if (++taken == 2) solve->FinishSoon();
+    })[0];
+    ASSERT_TRUE(cut.status.ok()) << cut.status;
+    int cut_short = 0;
+    for (int64_t k = 0; k < kCount; ++k) {
+      const Convergence& member = cut.convergence[k];
+      if (member.stop_reason != StopReason::kTimeBudget) {
+        EXPECT_EQ(DifferenceInBits(MemberAnswer(cut, k, kCount), MemberAnswer(whole, k, kCount)), "") << k;
+        continue;
+      }
+      ++cut_short;
+      EXPECT_GE(member.iterations, 1);
+      EXPECT_LT(member.marginal_error_a, 1);
+      EXPECT_LT(member.marginal_error_b, 1);
+    }
+    EXPECT_GT(cut_short, 0);
+    EXPECT_TRUE(std::isfinite(Distance(cut, whole)));
   }
 }
 
