@@ -1,5 +1,6 @@
 // Exponents of clouds to memory, where sweeps read them in every iteration from then on (Hopper); for loops of FAST
-// (transport_stream_loop.cu) 2 to the power of them.
+// (transport_stream_loop.cu) 2 to the power of them, unless the first iteration has left those
+// (transport_first_columns.cu).
 //
 // They are kept in the frame of the potentials that an iteration has left: z_ij + (phi_i + phi_j) s, which is near zero
 // wherever the plan has mass. There a half says them as well as FAST's products are (its error, |exponent| / 4,096, is

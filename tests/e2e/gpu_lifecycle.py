@@ -61,6 +61,9 @@ EVERYTHING = (
     "point_cloud:5000x4500x3:400:gradient:tolerance=1e-5",
     "point_cloud:1400x1500x64:gradient:debias",
     "point_cloud:4300x4500x64:400:debias:tolerance=1e-5",
+    "point_cloud:7x1300x1200x40:400:gradient:tolerance=1e-5",
+    "point_cloud:5x1100x4300x3:400:tolerance=1e-5",
+    "point_cloud:5x1100x4300x20:60:fast",
 )
 
 
