@@ -186,7 +186,7 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   Job job = {};
   job.hopper = kernels.hopper;
   job.wide_clusters = kernels.wide_clusters;
-  job.count = job.turn_members = problem.count;
+  job.count = problem.count;
   job.size[0] = static_cast<int32_t>(problem.n);
   job.size[1] = static_cast<int32_t>(problem.m);
   job.dense = problem.kind == ProblemKind::kDense;

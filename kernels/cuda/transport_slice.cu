@@ -35,9 +35,10 @@ class Slice : private OutputLaunches {
     HoldOn(holding);
     Iterate();
     Set finishing = Select([](const TransportResident& r) { return r.stage() == Stage::kFinish; });
-    for (const Set& held : {hopeful, holding}) {
-      const Set through = Among(held, [](const TransportResident& r) { return !r.HoldsOn(); });
-      finishing.insert(finishing.end(), through.begin(), through.end());
+    for (const Set* held : {&hopeful, &holding}) {
+      for (int k : *held) {
+        if (!residents()[k]->HoldsOn()) finishing.push_back(k);
+      }
     }
     std::sort(finishing.begin(), finishing.end());
     Finish(finishing);
@@ -136,22 +137,21 @@ class Slice : private OutputLaunches {
     if (!holding.empty()) *set = Among(*set, [](const TransportResident& r) { return !r.MayHoldBeside(); });
     return !holding.empty();
   }
-  // Whether this slice serves some of the members: with one launch of a loop.
+  // Whether this slice serves some of the members.
   static bool TakesTurns(const Job& job) { return job.turn_members < job.count; }
-  static int64_t LoopLaunches(int64_t most, int chunk, bool all) {
+  // About `most` iterations; `all`: not less, unless a tolerance may be met before.
+  static int64_t LoopLaunches(const Job& job, int64_t most, bool all) {
+    if (TakesTurns(job) || (all && job.solver.tolerance > 0)) return 1;
+    const int chunk = LoopChunk(job);
     return all ? CeilDiv(most, chunk) : std::max<int64_t>(1, most / chunk);
   }
-  // Those that are looped, about `most` iterations of them; `all`: not less, unless a tolerance may be met before.
+  // Those that are looped: LoopLaunches of each.
   Set Loop(Set* set, int64_t done, int64_t most, bool all) {
     Set looping;
     const auto take = [&](bool clouds, auto launch_of, auto launch) {
       const Set taken = TakeTogether(
           set, [=](const TransportResident& r) { return r.MayLoop(done) && LoopsClouds(r.job()) == clouds; },
-          [=](const Job& job) {
-            const int chunk = LoopChunk(job);
-            const bool once = TakesTurns(job) || (all && job.solver.tolerance > 0);
-            return std::make_tuple(launch_of(job), chunk, once ? 1 : LoopLaunches(most, chunk, all));
-          },
+          [=](const Job& job) { return std::make_tuple(launch_of(job), LoopChunk(job), LoopLaunches(job, most, all)); },
           [=](const LaunchTable& t, int64_t problems, const auto& of) {
             const auto& [kind, chunk, launches] = of;
             for (int64_t k = launches; k > 0; --k) launch(t, problems, kind, chunk, stream());
@@ -168,8 +168,7 @@ class Slice : private OutputLaunches {
   bool LoopBeside(Set* set, int64_t most) {
     const auto may = [](const TransportResident& r) { return r.MayLoopBeside(); };
     const auto kind_of = [=](const Job& job) {
-      const int chunk = LoopChunk(job);
-      return std::make_tuple(LoopLaunchOf(job), chunk, TakesTurns(job) ? 1 : LoopLaunches(most, chunk, false));
+      return std::make_tuple(LoopLaunchOf(job), LoopChunk(job), LoopLaunches(job, most, false));
     };
     const Set looping = TakeTogether(set, may, kind_of, [=](const LaunchTable& t, int64_t problems, const auto& of) {
       const auto& [kind, chunk, launches] = of;
@@ -418,8 +417,7 @@ class Slice : private OutputLaunches {
       changed |= LoopBeside(&set, iterations - done);
       for (int k : Loop(&set, 0, iterations - done, false)) {
         const Job& job = residents()[k]->job();
-        const int64_t launches = LoopLaunches(iterations - done, LoopChunk(job), false);
-        residents()[k]->CountLoops(TakesTurns(job) ? 1 : launches, LoopChunk(job));
+        residents()[k]->CountLoops(LoopLaunches(job, iterations - done, false), LoopChunk(job));
         if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
         changed = true;
       }

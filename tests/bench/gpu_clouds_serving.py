@@ -4,11 +4,11 @@
   bazel build //server:sinkhorn_server //client/loadgen:sinkhorn_loadgen
   tests/bench/gpu_clouds_serving.py --out DIR
 
-Four loads: many clients with clouds of 256 points and gradients; many with a mix of sizes from 16 to 4,096 points; and
-64 clients with small clouds beside one that solves 50,000 points all the time, and beside one whose requests have 64
-members of 4,096 points, to a tolerance. Server and load generators share the
-machine and speak over loopback. Every answer is checked (--no-verify: none). Needs nothing but Python 3. Writes
-DIR/gpu_clouds_serving.md and .json. --bin: a folder with both programs, where there is no bazel-bin.
+Four loads: many clients with clouds of 256 points and gradients; many with a mix of sizes from 16 to 4,096 points; 64
+clients with small clouds beside one that solves 50,000 points all the time; and those beside one whose requests have 64
+members of 4,096 points, to a tolerance. Server and load generators share the machine and speak over loopback. Every
+answer is checked (--no-verify: none). Needs nothing but Python 3. Writes DIR/gpu_clouds_serving.md and .json. --bin: a
+folder with both programs, where there is no bazel-bin.
 """
 
 import argparse
