@@ -14,7 +14,6 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import os
 import pathlib
 import re
@@ -42,14 +41,12 @@ from tests.load.calls import KINDS, TIMEOUT, Caller
 LOAD = 0.7  # Of the capacity.
 CALLERS, CHANNELS = 16, 4
 PARTS = 1 / 3, 2 / 3  # Of the time; a silence after each.
-DOUBTED = 1 / 3  # As much again, with another silence, where memory seems to grow.
 LEAST_AGE = 270  # Seconds after which the server asks a connection to go: five minutes, of which gRPC takes up to 10 %.
 SECONDS_BETWEEN_KILLS = 4
 # By how much memory may differ between two silences. Each thread that solves keeps up to 8 MB of small blocks
 # (kernels/cpu/memory_pool.h), some time more, some time less; records of connections and the allocator's own the rest.
 KEPT_MB = 8 * os.cpu_count()
 RESIDENT_MAY_GROW_MB, LIVE_MAY_GROW_MB = KEPT_MB + 4, KEPT_MB + 2
-MAY_GROW = (("resident memory", RESIDENT_MAY_GROW_MB), ("memory in use", LIVE_MAY_GROW_MB))
 SILENCE = 11  # Seconds after which an idle server has given back what its pools keep.
 
 
@@ -218,14 +215,13 @@ class Result:
     capacity: float
     rate: float
     seconds: float
-    parts: list  # Seconds under load before each silence.
     counts: dict
     wrong: list
     taken: int  # Late calls that learnt only that their connection, which was of age, had closed.
     latencies: list
     killed: int
     samples: list
-    silences: list  # (resident MB, MB in use) after a third of the time, after all and, if in doubt, after more.
+    silences: list  # (resident MB, MB in use) after a third of the calls, and after all.
     files_before: collections.Counter
     files_after: collections.Counter
     unfinished: dict  # What the server's own counters say is left.
@@ -238,10 +234,14 @@ class Result:
     def faults(self):
         """What is not as it must be: nothing."""
         faults = list(self.wrong[:20])
-        aged = CHANNELS * sum(int(part / LEAST_AGE) for part in self.parts)  # Connections, at most.
+        aged = CHANNELS * sum(int(part * self.seconds / LEAST_AGE) for part in PARTS)  # Connections, at most.
         if self.taken > aged:  # Each closes with one call.
             faults.append(f"{self.taken} late calls lost their connection, {aged} connections at most were of age")
-        faults += grown(self.silences)
+        (resident0, live0), (resident1, live1) = self.silences
+        if resident1 > resident0 + RESIDENT_MAY_GROW_MB:
+            faults.append(f"resident memory grows: {resident0:.1f} MB, then {resident1:.1f} MB")
+        if live1 > live0 + LIVE_MAY_GROW_MB:
+            faults.append(f"memory in use grows: {live0:.2f} MB, then {live1:.2f} MB")
         for name, column in (("open files", 1), ("threads", 2)):
             middle, last = self.thirds(column)
             if last > middle + 2:
@@ -252,17 +252,6 @@ class Result:
         if not self.killed:
             faults.append("no client was killed")
         return faults
-
-
-def grown(silences):
-    """What memory has grown by more than it may between two silences; with a third, what has gone on growing: a leak
-    grows by half as much in half the time, what threads keep does not."""
-    faults = []
-    for (name, may_grow), sizes in zip(MAY_GROW, zip(*silences, strict=True), strict=True):
-        steps = [after - before for before, after in itertools.pairwise(sizes)]
-        if all(step > may_grow / (1 + k) for k, step in enumerate(steps)):
-            faults.append(f"{name} grows: {', then '.join(f'{size:.2f}' for size in sizes)} MB")
-    return faults
 
 
 def left_behind(server):
@@ -312,8 +301,7 @@ def soak(seconds, flags=()):
         sampler = Sampler(server)
         sampler.start()
         silences, rates, killed = [], [], 0
-        parts = [share * seconds for share in PARTS]
-        for part in parts:  # May become longer.
+        for part in (share * seconds for share in PARTS):
             load.connect()
             sampler.loaded.set()
             victims = Victims(server)
@@ -325,15 +313,13 @@ def soak(seconds, flags=()):
             sampler.loaded.clear()
             load.disconnect()
             silences.append(silence(server, sum(files_before.values())))
-            if len(silences) == len(PARTS) and grown(silences):
-                parts.append(DOUBTED * seconds)
         sampler.over.set()
         sampler.join()
-        rate = sum(rates) / sum(parts)
+        rate = sum(rates) / seconds
         files_after = server.open_files()
         assert server.process.poll() is None and "incident" not in server.log_path.read_text()
         return Result(
-            *(capacity, rate, seconds, parts, dict(load.counts), load.wrong, load.taken, sorted(load.seconds), killed),
+            *(capacity, rate, seconds, dict(load.counts), load.wrong, load.taken, sorted(load.seconds), killed),
             *(sampler.samples, silences, files_before, files_after, left_behind(server)),
         )
 
@@ -350,7 +336,7 @@ def report(result):
     faults = result.faults()
     left = "nothing" if not any(result.unfinished.values()) else str(result.unfinished)
     p50, p99 = (1e3 * result.latencies[int(part * n)] for part in (0.5, 0.99))
-    resident, live = zip(*result.silences, strict=True)
+    (resident0, live0), (resident1, live1) = result.silences
     memory = f"{mb0:.0f} and {mb1:.0f} MB (peak {peak:.0f})"
     before, after = (sum(files.values()) for files in (result.files_before, result.files_after))
     files = f"{files0:.0f} and {files1:.0f}; before {before}, after {after}"
@@ -361,8 +347,8 @@ def report(result):
         "wrong, lost, doubled or unexpected": len(result.wrong),
         "late calls that learnt only that their connection of age was closed": result.taken,
         "latency of all kinds, p50 and p99": f"{p50:.0f} and {p99:.0f} ms",
-        "resident in a silence after a third of the time, and after all": " and ".join(f"{s:.1f}" for s in resident) + " MB",
-        "of it in use": " and ".join(f"{size:.2f}" for size in live) + " MB",
+        "resident in a silence after a third of the time, and after all": f"{resident0:.1f} and {resident1:.1f} MB",
+        "of it in use": f"{live0:.2f} and {live1:.2f} MB",
         "resident memory under load, median of the middle third and of the last": memory,
         "open files, likewise": files,
         "threads, likewise": f"{threads0:.0f} and {threads1:.0f}",
@@ -382,8 +368,7 @@ def report(result):
 Every answer has the bits that were checked in float64 before the start, and its own id. In the silences nobody is
 connected: an open connection keeps buffers of up to a few MB for what it may read next. Memory is flat if, between the
 two, what is in use grows by {LIVE_MAY_GROW_MB} MB at most and what is resident by {RESIDENT_MAY_GROW_MB}: each thread
-that solves keeps up to 8 MB of small blocks, some time more, some time less. If more, a third of the time more tells
-whether it goes on growing. A leak of {seen:.0f} bytes a call would be
+that solves keeps up to 8 MB of small blocks, some time more, some time less. A leak of {seen:.0f} bytes a call would be
 seen. Under load memory follows what is in flight: one of these problems holds 64 MB.
 """
 
