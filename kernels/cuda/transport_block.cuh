@@ -160,6 +160,38 @@ __device__ inline double BlockReduce(double value, double neutral, double* scrat
   combine_lanes();
   return value;
 }
+// Several at once, in place: sums, and the largest of others.
+template <int kSums, int kMost>
+__device__ inline void BlockReduce(double (&sums)[kSums], double (&most)[kMost]) {
+  __shared__ double scratch[kMostWarps][kSums + kMost];
+  const auto reduce = [&](auto sum_with, auto most_with) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k] += sum_with(k, sums[k]);
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) most[k] = fmax(most[k], most_with(k, most[k]));
+  };
+#pragma unroll 1
+  for (int lane = 16; lane > 0; lane /= 2) {
+    const auto other = [=](int, double value) { return __shfl_xor_sync(0xffffffffu, value, lane); };
+    reduce(other, other);
+  }
+  __syncthreads();  // What is there has been read.
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) scratch[threadIdx.x / 32][k] = sums[k];
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) scratch[threadIdx.x / 32][kSums + k] = most[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) sums[k] = 0;
+#pragma unroll
+  for (int k = 0; k < kMost; ++k) most[k] = -INFINITY;
+#pragma unroll 1
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / 32; ++warp) {
+    reduce([&](int k, double) { return scratch[warp][k]; }, [&](int k, double) { return scratch[warp][kSums + k]; });
+  }
+}
 __device__ inline double BlockSum(double value, double* scratch) {
   return BlockReduce(value, 0, scratch, [](double a, double b) { return a + b; });
 }

@@ -248,6 +248,8 @@ __device__ Convergence WorstOf(const Member& member) {
   return worst;
 }
 
+// kVectors: those are stored here, too.
+template <bool kVectors>
 __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
   __shared__ double scratch[kMostWarps];
   const BlockWork work = FindWork(table, index);
@@ -255,6 +257,9 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
   AwaitKernelBefore();
   const Member member{job, work.block};
   if (!IsSolved(member)) return;
+  for (int side = 0; side < 2 && kVectors; ++side) {
+    for (int i = threadIdx.x; i < job.size[side]; i += kThreads) StorePoint(member, side, i);
+  }
   const Outputs& out = job.out;
   const DualValue cross = DualOf(member, 0);
   double value = cross.value;
@@ -337,8 +342,14 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
 __global__ void __launch_bounds__(kThreads) EndKernel(EndTables end) {
   const int64_t scalars = blockIdx.x - end.vector_blocks, reports = scalars - end.scalar_blocks;
   if (scalars < 0) return StoreVectors(end.vectors, blockIdx.x);
-  if (reports < 0) return StoreScalars(end.scalars, scalars);
+  if (reports < 0) return StoreScalars</*kVectors=*/false>(end.scalars, scalars);
   StoreReport(end.all.jobs[reports], end.reports + reports);
+}
+// The same of many small members, whose vectors have no blocks of their own. Reports, which are of many, come first.
+__global__ void __launch_bounds__(kThreads) EndManyKernel(EndTables end) {
+  const int64_t scalars = int64_t{blockIdx.x} - end.all.job_count;
+  if (scalars >= 0) return StoreScalars</*kVectors=*/true>(end.scalars, scalars);
+  StoreReport(end.all.jobs[blockIdx.x], end.reports + blockIdx.x);
 }
 
 }  // namespace
@@ -358,7 +369,9 @@ void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, c
 int64_t StoreBlocks(const Job& job) { return CeilDiv(job.size[0], kThreads) + CeilDiv(job.size[1], kThreads); }
 
 void LaunchEnd(const EndTables& end, cudaStream_t stream) {
-  LaunchNext(EndKernel, end.vector_blocks + end.scalar_blocks + end.all.job_count, kThreads, 0, stream, end);
+  const bool many = end.vector_blocks == 0 && end.scalar_blocks > 0;
+  LaunchNext(many ? EndManyKernel : EndKernel, end.vector_blocks + end.scalar_blocks + end.all.job_count, kThreads, 0,
+             stream, end);
 }
 
 }  // namespace cuda

@@ -8,8 +8,6 @@
 namespace sinkhorn {
 namespace cuda {
 
-#if SINKHORN_HOPPER
-
 // Two numbers as sums of two halves each.
 __device__ inline void Split(float x, float y, uint32_t* high, uint32_t* low) {
   const __half2 h = __floats2half2_rn(x, y);
@@ -18,6 +16,8 @@ __device__ inline void Split(float x, float y, uint32_t* high, uint32_t* low) {
   *high = *reinterpret_cast<const uint32_t*>(&h);
   *low = *reinterpret_cast<const uint32_t*>(&l);
 }
+
+#if SINKHORN_HOPPER
 
 // total += weight * entries * the columns' points (or steps), at `columns` in shared memory. `sums`: registers for this
 // alone, of all calls the same.

@@ -6,6 +6,8 @@
 // points, part by part. Products of a tile are added up in the matrix units, those of all tiles in float32, in the end
 // those of the cluster. Where there are more parts, exponents are made anew for each kAgain of them;
 // transport_gradient_wide.cu does without.
+#include <type_traits>
+
 #include "kernels/cuda/transport_cloud_stream.cuh"
 #include "kernels/cuda/transport_gradient.cuh"
 #include "kernels/cuda/transport_launch.h"
@@ -28,11 +30,15 @@ __host__ __device__ inline int PartGroups(const Job& job) {
 // idle: of one part, where registers have room for a loop inside the tiles', many are made at a time.
 constexpr int TermTiles(Parts parts) { return parts == Parts::kOne ? 32 : 2 * kGradientGroups; }
 
-// A thread's part of a pass: the rows' sums of the other cloud's points over this block's tiles.
-template <int kPlanes, Parts kParts, int kColumns>
-struct Sums : PointSums<AgainOf(kParts), kColumns> {
+// A thread's part of a pass: the rows' sums of the other cloud's points over this block's tiles; kTiles 2: of either of
+// two.
+template <int kPlanes, Parts kParts, int kColumns, int kTiles>
+struct Sums {
   static constexpr int kAgain = AgainOf(kParts);
   using Columns = Stream<kPlanes, kParts, kGradientGroups, kAgain>;
+  using Rows = PointSums<kAgain, kColumns>;
+
+  Rows rows[kTiles];
 
   // Times 2^kDensityBits, the points' scale and `weight`.
   __device__ void Add(const CloudContext& c, const float (&level)[2], const float (&weight)[2], int first_part,
@@ -50,7 +56,7 @@ struct Sums : PointSums<AgainOf(kParts), kColumns> {
       });
 #pragma unroll
       for (int part = 0; part < kAgain; ++part) {
-        AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, this->total[part]);
+        AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, rows[kTiles - 1].total[part]);
         stream->Release();
       }
     };
@@ -67,6 +73,8 @@ struct Sums : PointSums<AgainOf(kParts), kColumns> {
         float acc[16][4];
         stream->Multiply(acc);
         use(acc, slot, tile);
+        if (kTiles > 1 && tile == c.first_tile && tile + 1 < c.last_tile)
+          rows[0] = rows[kTiles - 1], rows[kTiles - 1] = {};
       }
     } else {
       EachTile(c, stream, load(c.first_tile), load, store, use);
@@ -76,15 +84,15 @@ struct Sums : PointSums<AgainOf(kParts), kColumns> {
 
 #endif
 
-// kColumns: coordinates of a part.
-template <int kPlanes, Parts kParts, int kColumns>
-__global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, Sides sides, int ranks) {
+// kColumns: coordinates of a part. kTiles: 1, or kCutTiles where blocks' tiles are cut.
+template <int kPlanes, Parts kParts, int kColumns, int kTiles>
+__global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, Sides sides, int ranks, int cuts) {
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, kParts, kGradientGroups), kAgain = AgainOf(kParts);
   __shared__ CloudContext c;
   __shared__ float terms[TermTiles(kParts)][kCloudTile];
   alignas(8) __shared__ uint64_t full[2][kStages], empty[2][kStages];
-  using Rows = Sums<kPlanes, kParts, kColumns>;
+  using Rows = Sums<kPlanes, kParts, kColumns, kTiles>;
   // 1. Which rows, which coordinates, which tiles.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
@@ -95,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
   const PointOutputs outputs(member, side);
   const int row0 = block * kGradientRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   double mass[2][2] = {};  // [term][row]
-  Rows rows = {};
+  Rows sums = {};
 
   // 2. Gradients of debiased problems have a second term.
   const int terms_of = job.engines > 1 && outputs.moves ? 2 : 1;
@@ -104,7 +112,12 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
     const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
     __syncthreads();
     if (threadIdx.x == 0) {
-      FillShape(member, RowBlock{member.index, engine, block, rank, ranks}, pass_side, Pass::kMeasure, &c);
+      FillShape(member, RowBlock{member.index, engine, block, rank / cuts, ranks / cuts}, pass_side, Pass::kMeasure,
+                &c);
+      if (kTiles > 1) {
+        c.first_tile = min(c.first_tile + rank % cuts * kTiles, c.last_tile);
+        c.last_tile = min(c.first_tile + kTiles, c.last_tile);
+      }
       FillState(member, &c);
       Rows::Columns::Init(full[t], empty[t]);
     }
@@ -120,9 +133,9 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
       level[row] = DensityLevel(c, c.own_phi[min(i, c.rows - 1)] + c.reference, ratio);
       weight[row] = t == 0 ? 1 : static_cast<float>(-own);
     }
-    if (t == 1) rows.Scale(static_cast<float>(mass[0][0]), static_cast<float>(mass[0][1]));
+    if (t == 1) sums.rows[0].Scale(static_cast<float>(mass[0][0]), static_cast<float>(mass[0][1]));
     typename Rows::Columns stream(c, full[t], empty[t]);
-    rows.Add(c, level, weight, first_part, terms, &stream);
+    sums.Add(c, level, weight, first_part, terms, &stream);
 
     // 3. Store.
     if (t + 1 < terms_of && !outputs.projects) continue;
@@ -134,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
     const auto load = [&](int row, int column) {
       return moves && is_there(row, column) ? outputs.Apart(row0 + 8 * row, first_coordinate + column) : 0;
     };
-    rows.Combine(rank, ranks, load, [&](int row, int column, float sum, double apart) {
+    Rows::Rows::Combine(sums.rows, rank, ranks, cuts, load, [&](int row, int column, float sum, double apart) {
       if (!is_there(row, column)) return;
       const int64_t i = row0 + 8 * row;
       const int k = first_coordinate + column;
@@ -151,9 +164,18 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 }  // namespace
 
 GradientLaunch GradientLaunchOf(const Job& job, int side) {
-  if (HasWideGradient(job)) return {Sides::kNone, 1};
+  if (HasWideGradient(job)) return {Sides::kNone, 1, 1};
   const Parts parts = PartsOf(PlanesOf(job), job.dim);
   return LaunchOfGroups(job, side, PartGroups(job), parts == Parts::kOne ? 12 : parts == Parts::kFew ? 4 : 2);
+}
+
+int GradientCuts(const Job& job, const GradientLaunch& launch) {
+  if (job.engines > 1 || PartsOf(PlanesOf(job), job.dim) != Parts::kOne) return 1;
+  const int64_t tiles = CeilDiv(std::max(job.size[0], job.size[1]), kCloudTile);
+  const int64_t wanted = CeilDiv(CeilDiv(tiles, launch.ranks), kCutTiles);
+  int cuts = 1;
+  while (cuts < wanted) cuts *= 2;
+  return launch.ranks * cuts <= kPortableRanks ? cuts : 1;
 }
 
 int64_t GradientBlocks(const Job& job, const GradientLaunch& launch) {
@@ -165,23 +187,32 @@ void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int di
   const Parts parts = PartsOf(planes, dim);
   const size_t tile = static_cast<size_t>(planes) * kCloudTile * CloudRowBytes(dim);
   const size_t tiles = StreamTiles(planes, parts, CloudDepths(dim), kGradientGroups);
-  const auto launch = [&](void (*kernel)(LaunchTable, Sides, int)) {
-    LaunchCluster(kernel, blocks, of.ranks, kThreads, tiles * tile + kPlaneAlignment, stream, table, of.sides,
-                  of.ranks);
+  const int ranks = of.ranks * of.cuts;
+  const auto launch = [&](void (*kernel)(LaunchTable, Sides, int, int)) {
+    LaunchCluster(kernel, blocks, ranks, kThreads, tiles * tile + kPlaneAlignment, stream, table, of.sides, ranks,
+                  of.cuts);
   };
   if (parts == Parts::kFew) {
-    return launch(planes == 2 ? GradientKernel<2, Parts::kFew, 64> : GradientKernel<1, Parts::kFew, 64>);
+    return launch(planes == 2 ? GradientKernel<2, Parts::kFew, 64, 1> : GradientKernel<1, Parts::kFew, 64, 1>);
   }
   if (parts == Parts::kMany) {
-    return launch(planes == 2 ? GradientKernel<2, Parts::kMany, 64> : GradientKernel<1, Parts::kMany, 64>);
+    return launch(planes == 2 ? GradientKernel<2, Parts::kMany, 64, 1> : GradientKernel<1, Parts::kMany, 64, 1>);
   }
+  const auto launch_one = [&](auto columns) {
+    constexpr int kColumns = decltype(columns)::value;
+    if (of.cuts > 1) {
+      return launch(planes == 2 ? GradientKernel<2, Parts::kOne, kColumns, kCutTiles>
+                                : GradientKernel<1, Parts::kOne, kColumns, kCutTiles>);
+    }
+    launch(planes == 2 ? GradientKernel<2, Parts::kOne, kColumns, 1> : GradientKernel<1, Parts::kOne, kColumns, 1>);
+  };
   switch (CloudRowBytes(dim)) {
     case 32:
-      return launch(planes == 2 ? GradientKernel<2, Parts::kOne, 16> : GradientKernel<1, Parts::kOne, 16>);
+      return launch_one(std::integral_constant<int, 16>());
     case 64:
-      return launch(planes == 2 ? GradientKernel<2, Parts::kOne, 32> : GradientKernel<1, Parts::kOne, 32>);
+      return launch_one(std::integral_constant<int, 32>());
     default:
-      return launch(planes == 2 ? GradientKernel<2, Parts::kOne, 64> : GradientKernel<1, Parts::kOne, 64>);
+      return launch_one(std::integral_constant<int, 64>());
   }
 }
 

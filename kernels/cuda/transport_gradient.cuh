@@ -73,13 +73,18 @@ struct PointSums {
     }
   }
   // Over the cluster, each block some of them: store(0 or 1 for the row, coordinate from the first part's first, sum,
-  // what load(row, coordinate) said). All threads of the cluster call it.
-  template <typename Load, typename Store>
-  __device__ void Combine(int rank, int ranks, Load load, Store store) const {
+  // what load(row, coordinate) said). All threads of the cluster call it. Blocks have kTiles of these; those of `cuts`
+  // neighbours are added up first, in their order.
+  template <int kTiles, typename Load, typename Store>
+  __device__ static void Combine(const PointSums (&tiles)[kTiles], int rank, int ranks, int cuts, Load load,
+                                 Store store) {
     float* mine = reinterpret_cast<float*>(DynamicShared()) + threadIdx.x;
     __syncthreads();  // The last tile has been read.
 #pragma unroll
-    for (int e = 0; e < kEntries; ++e) mine[e * kThreads] = total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
+    for (int k = 0; k < kTiles * kEntries; ++k) {
+      const int e = k % kEntries;
+      mine[k * kThreads] = tiles[k / kEntries].total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
+    }
     SyncCluster();
     const int share = kEntries / ranks;
     const auto row_of = [](int e) { return e % 4 / 2; };
@@ -94,10 +99,26 @@ struct PointSums {
       float sum[kAtOnce] = {};
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) beside[k] = load(row_of(first + k), column_of(first + k));
+      if constexpr (kTiles == 1) {
 #pragma unroll 4
-      for (int block = 0; block < ranks; ++block) {
+        for (int block = 0; block < ranks; ++block) {
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) sum[k] += LoadRemote(mine + (first + k) * kThreads, block);
+          for (int k = 0; k < kAtOnce; ++k) sum[k] += LoadRemote(mine + (first + k) * kThreads, block);
+        }
+      } else {
+        float neighbours[kAtOnce] = {};
+#pragma unroll 2
+        for (int block = 0; block < ranks; ++block) {
+          const bool last = (block + 1) % cuts == 0;
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) {
+              neighbours[k] += LoadRemote(mine + (tile * kEntries + first + k) * kThreads, block);
+            }
+            if (last) sum[k] += neighbours[k], neighbours[k] = 0;
+          }
+        }
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) store(row_of(first + k), column_of(first + k), sum[k], beside[k]);
@@ -154,8 +175,8 @@ struct PointOutputs {
 // Stores means and gradients of the thread's rows, `row0` and `row_step` behind it, and of `parts` parts of kDepth
 // coordinates. All threads of the cluster call it.
 template <int kAgain, int kColumns>
-__device__ inline void StoreSums(const PointSums<kAgain, kColumns>& rows, const Member& member, int side, int64_t row0,
-                                 int row_step, int first_part, int parts, int rank, int ranks) {
+__device__ inline void StoreSums(const PointSums<kAgain, kColumns> (&rows)[1], const Member& member, int side,
+                                 int64_t row0, int row_step, int first_part, int parts, int rank, int ranks) {
   const PointOutputs outputs(member, side);
   const Job& job = member.job;
   const auto is_there = [&](int row, int column) {
@@ -171,14 +192,15 @@ __device__ inline void StoreSums(const PointSums<kAgain, kColumns>& rows, const 
     const bool wanted = outputs.moves && is_there(row, column);
     return wanted ? outputs.Apart(row0 + row_step * row, first_part * kDepth + column) : 0;
   };
-  rows.Combine(rank, ranks, load, [&](int row, int column, float sum, double apart) {
-    if (!is_there(row, column)) return;
-    const int64_t i = row0 + row_step * row;
-    const int k = first_part * kDepth + column;
-    const double mass = row == 0 ? masses[0] : masses[1];
-    if (outputs.projects) outputs.StoreMean(i, k, mass, sum);
-    if (outputs.moves) outputs.StoreMoved(i, k, mass, sum, apart);
-  });
+  PointSums<kAgain, kColumns>::Combine(rows, rank, ranks, /*cuts=*/1, load,
+                                       [&](int row, int column, float sum, double apart) {
+                                         if (!is_there(row, column)) return;
+                                         const int64_t i = row0 + row_step * row;
+                                         const int k = first_part * kDepth + column;
+                                         const double mass = row == 0 ? masses[0] : masses[1];
+                                         if (outputs.projects) outputs.StoreMean(i, k, mass, sum);
+                                         if (outputs.moves) outputs.StoreMoved(i, k, mass, sum, apart);
+                                       });
 }
 
 // Which part of a launch a block is. Of both sides, blocks of the first come first; each of its blocks of rows is
@@ -213,20 +235,20 @@ inline int RanksOf(int64_t blocks, int64_t tiles, int64_t beside) {
 }
 // The launch that a side is part of, whose blocks of rows are `groups` of coordinates each.
 inline GradientLaunch LaunchOfGroups(const Job& job, int side, int groups, int64_t beside) {
-  if (!MakesMeans(job, side)) return {Sides::kNone, 1};
+  if (!MakesMeans(job, side)) return {Sides::kNone, 1, 1};
   const int64_t row_blocks[2] = {GradientRowBlocks(job, 0), GradientRowBlocks(job, 1)};
   const bool together =
       MakesMeans(job, 1 - side) && row_blocks[0] <= 2 * row_blocks[1] && row_blocks[1] <= 2 * row_blocks[0];
-  if (together && side == 1) return {Sides::kNone, 1};
+  if (together && side == 1) return {Sides::kNone, 1, 1};
   const int64_t blocks = row_blocks[side] + (together ? row_blocks[1 - side] : 0);
   const int longer = together ? std::max(job.size[0], job.size[1]) : job.size[1 - side];
   const int ranks = RanksOf(blocks * groups, CeilDiv(longer, kCloudTile), beside);
-  return {together ? Sides::kBoth : side == 0 ? Sides::kFirst : Sides::kSecond, ranks};
+  return {together ? Sides::kBoth : side == 0 ? Sides::kFirst : Sides::kSecond, ranks, 1};
 }
 inline int64_t BlocksOfGroups(const Job& job, const GradientLaunch& launch, int groups) {
   const int64_t first = launch.sides == Sides::kSecond ? 0 : GradientRowBlocks(job, 0);
   const int64_t second = launch.sides == Sides::kFirst ? 0 : GradientRowBlocks(job, 1);
-  return job.count * (first + second) * groups * launch.ranks;
+  return job.count * (first + second) * groups * launch.ranks * launch.cuts;
 }
 
 }  // namespace cuda

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable ta
     terms[slot][column] = static_cast<float>(there ? fma(of.phi - of.frame, c.scale, of.log_weight) : kVoid);
   };
   // 3. Sums, tile by tile.
-  PointSums<kAgain, kDepth> rows = {};
+  PointSums<kAgain, kDepth> rows[1] = {};
   float sums[kDepth / 8][4];
   const float whole[2] = {1, 1};
   store(2 * group, c.first_tile, load(c.first_tile));
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable ta
 #pragma unroll
     for (int part = 0; part < kAgain; ++part) {
       if (part >= parts) break;
-      AddProducts<kPlanes, kDepth>(high, low, stream.Again(), whole, sums, rows.total[part]);
+      AddProducts<kPlanes, kDepth>(high, low, stream.Again(), whole, sums, rows[0].total[part]);
       stream.Release();
     }
   }

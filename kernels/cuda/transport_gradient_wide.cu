@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1) WideGradientKernel(LaunchTable ta
   __syncthreads();
   Columns stream(c, full, empty);
   stream.Begin(first_part, parts);
-  PointSums<kWideParts, kDepth> rows = {};
+  PointSums<kWideParts, kDepth> rows[1] = {};
   float sums[kDepth / 8][4];
   const float whole[2] = {1, 1};
   for (int tile = c.first_tile; tile < c.last_tile; ++tile) {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 1) WideGradientKernel(LaunchTable ta
 #pragma unroll
     for (int part = 0; part < kWideParts; ++part) {
       if (part >= parts) break;
-      AddProducts<kPlanes, kDepth>(high, low, stream.Again(), whole, sums, rows.total[part]);
+      AddProducts<kPlanes, kDepth>(high, low, stream.Again(), whole, sums, rows[0].total[part]);
       stream.Release();
     }
   }

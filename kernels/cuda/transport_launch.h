@@ -45,6 +45,10 @@ int PreparedPoints(int64_t all);
 int64_t PrepareBlocks(const Job& job, int step, int points);
 int64_t PreparedStats(const Job& job);
 void LaunchPrepare(const LaunchTable& table, int64_t blocks, bool squares, int step, int points, cudaStream_t stream);
+// All steps in one launch, a block for each member: of jobs that MayPrepareAll, since they are solved on the chip, and
+// that have many. What comes of it is the same.
+bool MayPrepareAll(const Job& job);
+void LaunchPrepareAll(const LaunchTable& table, int64_t blocks, bool squares, cudaStream_t stream);
 
 // ---- transport_half_step.cu ---------------------------------------------------------------------------------------
 // One pass over one side of engines of `mode`. Blocks of a member: PassBlocks, kBound: of its first engine alone.
@@ -229,10 +233,14 @@ void LaunchTurn(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 enum class Sides : int { kNone, kFirst, kSecond, kBoth };
 struct GradientLaunch {
   Sides sides;
-  int ranks;  // Blocks that share the tiles of a block of rows.
+  int ranks;  // Blocks that share the tiles of a block of rows;
+  int cuts;   // each of them cut into so many, of kCutTiles tiles.
 };
 // Of a side, or of both where their sizes are within a factor of two: those are launched with the first.
 GradientLaunch GradientLaunchOf(const Job& job, int side);
+// Cuts that such a launch may have where there are processors to spare, without any answer's change; 1: none.
+constexpr int kCutTiles = 2;
+int GradientCuts(const Job& job, const GradientLaunch& launch);
 int64_t GradientBlocks(const Job& job, const GradientLaunch& launch);
 void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, const GradientLaunch& of,
                     cudaStream_t stream);
@@ -271,7 +279,8 @@ int64_t BoundBlocks(const Job& job);
 void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
 // What is stored last, in one launch: vectors of jobs that are through, StoreBlocks of a member, and their scalars, one
-// block of a member; of all jobs what the host reads, one block of a job: reports[k] for job k.
+// block of a member, which, where there are none for vectors, stores those too; of all jobs what the host reads, one
+// block of a job: reports[k] for job k.
 int64_t StoreBlocks(const Job& job);
 struct EndTables {
   LaunchTable vectors, scalars, all;

@@ -36,8 +36,12 @@ class OutputLaunches : protected SliceLaunches {
     void* address = nullptr;
     auto* reports = static_cast<JobReport*>(context()->HostVisible(residents().size() * sizeof(JobReport), &address));
     auto* device_reports = static_cast<JobReport*>(address);
-    const Table vectors = TableOf(finishing, [](const Job& job) { return job.count * StoreBlocks(job); });
     const Table scalars = TableOf(finishing, [](const Job& job) { return job.count; });
+    const Set larger = Among(finishing, [](const TransportResident& r) { return !r.OnChip(); });
+    Table vectors;
+    if (scalars.blocks < kProcessors || !larger.empty()) {
+      vectors = TableOf(finishing, [](const Job& job) { return job.count * StoreBlocks(job); });
+    }
     const Table all = TableOf(Select([](const TransportResident&) { return true; }), [](const Job&) { return 1; });
     Later(all, [=](const LaunchTable& t, int64_t) {
       LaunchEnd({At(vectors), At(scalars), t, vectors.blocks, scalars.blocks, device_reports}, stream());
@@ -92,7 +96,7 @@ class OutputLaunches : protected SliceLaunches {
     for (const auto& [kind, jobs] : kinds) {
       const int planes = std::get<0>(kind), parts = std::get<2>(kind);
       const bool densities = std::get<bool>(kind);
-      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind), 1};
       const Table table = TableOf(jobs, [&](const Job& job) { return KeptGradientBlocks(job, launch); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) {
         LaunchKeptGradient(t, blocks, planes, densities, parts, launch, stream());
@@ -114,9 +118,16 @@ class OutputLaunches : protected SliceLaunches {
     });
     for (const auto& [kind, jobs] : kinds) {
       const int planes = std::get<0>(kind);
-      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
-      int dim = 0;
-      for (int k : jobs) dim = std::max(dim, residents()[k]->job().dim);
+      GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind), 1};
+      int dim = 0, cuts = GradientCuts(residents()[jobs[0]]->job(), launch);
+      int64_t blocks_uncut = 0;
+      for (int k : jobs) {
+        const Job& job = residents()[k]->job();
+        dim = std::max(dim, job.dim);
+        blocks_uncut += GradientBlocks(job, launch);
+        if (GradientCuts(job, launch) != cuts) cuts = 1;
+      }
+      if (blocks_uncut * cuts <= kProcessors) launch.cuts = cuts;
       const Table table = TableOf(jobs, [&](const Job& job) { return GradientBlocks(job, launch); });
       Later(table,
             [=](const LaunchTable& t, int64_t blocks) { LaunchGradient(t, blocks, planes, dim, launch, stream()); });

@@ -49,11 +49,50 @@ __global__ void __launch_bounds__(kThreads, kStep == kRangesStep ? 3 : 4) Prepar
     if constexpr (kStep == kSphereStep) {
       NormalizePoints(member, side, chunk);
     } else if constexpr (kStep == kPointsStep) {
-      PreparePoints<kSquares>(member, side, chunk, points);
+      PreparePoints<kSquares, 2>(member, side, chunk, points);
     } else {
       SumChunk<kSquares>(member, side, chunk);
     }
   }
+}
+
+// All steps of a member that is solved on the chip, one after the other. All of a side's points are one chunk.
+template <bool kSquares>
+__device__ void PrepareAll(const Member& member) {
+  const Job& job = member.job;
+  // step(side, block) for so many blocks of each side.
+  const auto each = [](int of_first, int of_second, auto step) {
+#pragma unroll 1
+    for (int block = 0; block < of_first + of_second; ++block) {
+      step(block < of_first ? 0 : 1, block < of_first ? block : block - of_first);
+      __syncthreads();  // Shared memory is free, and what was written is there.
+    }
+  };
+  if (!kSquares && IsCosine(job)) {
+    each(SphereBlocks(job, 0), SphereBlocks(job, 1), [&](int side, int k) { NormalizePoints(member, side, k); });
+  }
+  if (job.dense) {
+    each(static_cast<int>(CostChunks(job)), 0, [&](int, int k) { RangeOfCosts(member, k); });
+  } else {
+    each(Slices(job, 0), Slices(job, 1), [&](int side, int k) { SumChunk<kSquares>(member, side, k); });
+  }
+  // Halves are padded to some tile, or two.
+  const int written[2] = {WrittenPoints(job, 0, true), WrittenPoints(job, 1, true)};
+  each((written[0] + kCloudTile - 1) / kCloudTile, (written[1] + kCloudTile - 1) / kCloudTile,
+       [&](int side, int k) { PreparePoints<kSquares, kSquares ? 4 : 2>(member, side, k, kCloudTile); });
+  PrepareStates<kSquares>(member);
+  if (!kSquares || !job.lean) return;
+  __syncthreads();
+  if (member.state(0)->mode != kFloat) RestorePoints(member);
+}
+
+template <bool kSquares>
+__global__ void __launch_bounds__(kThreads, 2) PrepareAllKernel(LaunchTable table) {
+  AllowNextKernel();
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  AwaitKernelBefore();
+  PrepareAll<kSquares>(Member{job, work.block});
 }
 
 template <bool kSquares>
@@ -73,6 +112,12 @@ void LaunchStep(const LaunchTable& table, int64_t blocks, int step, int points, 
 }
 
 }  // namespace
+
+bool MayPrepareAll(const Job& job) { return OnChipTiles(job) > 0; }
+
+void LaunchPrepareAll(const LaunchTable& table, int64_t blocks, bool squares, cudaStream_t stream) {
+  LaunchNext(squares ? PrepareAllKernel<true> : PrepareAllKernel<false>, blocks, kThreads, 0, stream, table);
+}
 
 int PreparedPoints(int64_t all) {
   constexpr int64_t kBlocksAtOnce = 4 * kProcessors;

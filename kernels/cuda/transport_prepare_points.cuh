@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/transport_cloud.cuh"
+#include "kernels/cuda/transport_fragments.cuh"
 #include "kernels/cuda/transport_prepare_sums.cuh"
 
 namespace sinkhorn {
@@ -26,7 +27,7 @@ __device__ inline double RoundedTo11Bits(double value) {
   return __longlong_as_double(static_cast<int64_t>(rounded));
 }
 
-// Lanes that share a point: 4 to 32, side by side.
+// Lanes that share a point: 2 to 32, side by side.
 struct Lanes {
   int width, lane;
 
@@ -35,12 +36,17 @@ struct Lanes {
     for (int other = width / 2; other > 0; other /= 2) value += __shfl_xor_sync(0xffffffffu, value, other);
     return value;
   }
-  __device__ void Sum(double* x, double* y) const {
+  // Of each.
+  template <int kCount>
+  __device__ void Sum(double (*x)[kCount], double (*y)[kCount]) const {
 #pragma unroll 1
     for (int other = width / 2; other > 0; other /= 2) {
-      const double more = __shfl_xor_sync(0xffffffffu, *x, other);
-      *y += __shfl_xor_sync(0xffffffffu, *y, other);
-      *x += more;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const double more = __shfl_xor_sync(0xffffffffu, (*x)[k], other);
+        (*y)[k] += __shfl_xor_sync(0xffffffffu, (*y)[k], other);
+        (*x)[k] += more;
+      }
     }
   }
   __device__ double Dot(const double* u, const double* v, int dim) const {
@@ -103,9 +109,10 @@ __device__ inline int PaddedCoordinates(const Job& job) {
   return job.dim > kDepth ? CloudDepths(job.dim) * kDepth : CloudRowBytes(job.dim) / static_cast<int>(sizeof(__half));
 }
 
-// Step 3: points of a side, each by some lanes that take two coordinates in turn. What a point needs of the job is read
-// once for all of them. What lies behind the last point is padding.
-template <bool kSquares>
+// Step 3: points of a side, each by some lanes that take kAtOnce coordinates in turn: 4, fewer operations, or 2, fewer
+// registers. Sums are in the same order. What a point needs of the job is read once for all of them. What lies behind
+// the last point is padding.
+template <bool kSquares, int kAtOnce>
 class Centring {
  public:
   __device__ Centring(const Member& member, const TensorView& view, int side, double scale)
@@ -115,7 +122,7 @@ class Centring {
         count_(member.job.size[side]),
         padded_(PaddedCoordinates(member.job)),
         dtype_(view.dtype),
-        pairs_(AreSideBySide(view, member.job.dim, 2)),
+        side_by_side_(AreSideBySide(view, member.job.dim, kAtOnce)),
         halves_(member.job.halves),
         planes_(PlanesOf(member.job)),
         rounds_(member.job.precision == Precision::kFast),
@@ -134,34 +141,41 @@ class Centring {
         to_(member.At<char>(member.job.at.halves[side])),
         linear_(member.At<double>(member.job.at.linear[side])),
         norm2_(member.At<double>(member.job.at.norm2[side])) {
-    int width = 4;
-    while (width < 32 && 2 * width < padded_) width *= 2;
+    int width = 8 / kAtOnce;
+    while (width < 64 / kAtOnce && kAtOnce * width < padded_) width *= 2;
     lanes_ = {width, static_cast<int>(threadIdx.x) % width};
-    if (lanes_.lane * 2 < dim_) Centres(lanes_.lane * 2, &own_, &apart_);
+    Centres(kAtOnce * lanes_.lane, &own_, &apart_);
   }
   // Lanes that share a point.
   __device__ int width() const { return lanes_.width; }
 
-  // Coordinates 2 lane and 2 lane + 1 of point i, as they are.
-  __device__ double2 Read(int64_t i) const {
-    return i < count_ && 2 * lanes_.lane < dim_ ? Load(i, 2 * lanes_.lane) : make_double2(0, 0);
+  // Coordinates side by side.
+  struct Numbers {
+    double at[kAtOnce];
+  };
+  // The lane's first coordinates of point i, as they are.
+  __device__ Numbers Read(int64_t i) const {
+    const int k = kAtOnce * lanes_.lane;
+    return i < count_ && k < dim_ ? Load(i, k) : Numbers{};
   }
   // Point i, whose first coordinates `value` are; its squared norm. `apart2`: the centres' squared distance.
-  __device__ double Centre(int64_t i, double2 value, double apart2) const {
+  __device__ double Centre(int64_t i, const Numbers& value, double apart2) const {
     const bool there = i < count_;
-    double norm2 = 0, along = 0;
-    int k = 2 * lanes_.lane;
-    if (k < padded_) Place(i, k, value, own_, apart_, &norm2, &along);
+    Sums sums = {};
+    int k = kAtOnce * lanes_.lane;
+    if (k < padded_) Place(i, k, value, own_, apart_, &sums);
 #pragma unroll 1
-    for (k += 2 * lanes_.width; k < padded_; k += 2 * lanes_.width) {
-      double2 own = {0, 0}, apart = {0, 0}, more = {0, 0};
+    for (k += kAtOnce * lanes_.width; k < padded_; k += kAtOnce * lanes_.width) {
+      Numbers own = {}, apart = {}, more = {};
       if (there && k < dim_) {
         more = Load(i, k);
         Centres(k, &own, &apart);
       }
-      Place(i, k, more, own, apart, &norm2, &along);
+      Place(i, k, more, own, apart, &sums);
     }
-    lanes_.Sum(&norm2, &along);
+    lanes_.Sum(&sums.norm2, &sums.along);
+    double norm2 = sums.norm2[0], along = sums.along[0];
+    if constexpr (kAtOnce == 4) norm2 += sums.norm2[1], along += sums.along[1];
     double linear = kappa_ * (side_ == 0 ? 2 * along + apart2 : -2 * along), square = kappa_ * norm2;
     if (!kSquares) Others(i, norm2, square, &linear);
     if (there && lanes_.lane == 0) {
@@ -172,55 +186,89 @@ class Centring {
   }
 
  private:
-  __device__ double2 Load(int64_t i, int k) const {
+  // Of a lane's pairs of coordinates: apart, so that kAtOnce changes no bit.
+  struct Sums {
+    double norm2[kAtOnce / 2], along[kAtOnce / 2];
+  };
+
+  __device__ Numbers Load(int64_t i, int k) const {
     const int64_t e = first_ + i * dim_ + k;
-    if (pairs_) {
-      const float2 both = __ldg(reinterpret_cast<const float2*>(in_ + e * sizeof(float)));
-      return make_double2(both.x, both.y);
+    Numbers to = {};
+    if (side_by_side_) {
+      float from[kAtOnce];
+      if constexpr (kAtOnce == 4) {
+        const float4 all = __ldg(reinterpret_cast<const float4*>(in_ + e * sizeof(float)));
+        from[0] = all.x, from[1] = all.y, from[2] = all.z, from[3] = all.w;
+      } else {
+        const float2 both = __ldg(reinterpret_cast<const float2*>(in_ + e * sizeof(float)));
+        from[0] = both.x, from[1] = both.y;
+      }
+#pragma unroll
+      for (int q = 0; q < kAtOnce; ++q) to.at[q] = from[q];
+      return to;
     }
-    return make_double2(LoadDouble(dtype_, in_, e), k + 1 < dim_ ? LoadDouble(dtype_, in_, e + 1) : 0);
-  }
-  // What is taken off coordinates k and k + 1, and how far the centres are apart there.
-  __device__ void Centres(int k, double2* own, double2* apart) const {
-    const int next = min(k + 1, dim_ - 1);
-    const double2 mine = {centre_[k], centre_[next]}, other = {theirs_[k], theirs_[next]};
-    *apart = side_ == 0 ? make_double2(mine.x - other.x, mine.y - other.y)
-                        : make_double2(other.x - mine.x, other.y - mine.y);
-    *own = together_ ? make_double2((mine.x + other.x) / 2, (mine.y + other.y) / 2) : mine;
-  }
-  // Coordinates k and k + 1 of point i: centred, stored, and added up.
-  __device__ void Place(int64_t i, int k, double2 value, double2 own, double2 apart, double* norm2,
-                        double* along) const {
-    const bool there = i < count_ && k < dim_, both = k + 1 < dim_;
-    value = {there ? value.x - own.x : 0, there && both ? value.y - own.y : 0};
-    if (rounds_ && !together_) value = {RoundedTo11Bits(value.x), RoundedTo11Bits(value.y)};
-    *norm2 += value.x * value.x + value.y * value.y;
-    *along += value.x * apart.x + value.y * apart.y;
-    const float2 less = {static_cast<float>(value.x), static_cast<float>(value.y)};
-    if (!there || !stores_) {
-      // Halves are all that is wanted.
-    } else if (dim_ % 2 == 0) {
-      *reinterpret_cast<double2*>(points64_ + i * dim_ + k) = value;
-      if (has_floats_) *reinterpret_cast<float2*>(points32_ + i * dim_ + k) = less;
-    } else {
-      points64_[i * dim_ + k] = value.x;
-      if (both) points64_[i * dim_ + k + 1] = value.y;
-      if (has_floats_) points32_[i * dim_ + k] = less.x;
-      if (has_floats_ && both) points32_[i * dim_ + k + 1] = less.y;
+#pragma unroll
+    for (int q = 0; q < kAtOnce; ++q) {
+      if (k + q < dim_) to.at[q] = LoadDouble(dtype_, in_, e + q);
     }
-    if (halves_) Split(i, k, {static_cast<float>(value.x * scale_), static_cast<float>(value.y * scale_)});
+    return to;
+  }
+  // What is taken off coordinates from k on, and how far the centres are apart there; nothing behind the last.
+  __device__ void Centres(int k, Numbers* own, Numbers* apart) const {
+#pragma unroll
+    for (int q = 0; q < kAtOnce; ++q) {
+      const bool there = k + q < dim_;
+      const double mine = there ? centre_[k + q] : 0, other = there ? theirs_[k + q] : 0;
+      own->at[q] = together_ ? (mine + other) / 2 : mine;
+      apart->at[q] = side_ == 0 ? mine - other : other - mine;
+    }
+  }
+  // Coordinates from k on of point i: centred, stored, and added up.
+  __device__ void Place(int64_t i, int k, const Numbers& value, const Numbers& own, const Numbers& apart,
+                        Sums* sums) const {
+    float scaled[kAtOnce];
+#pragma unroll
+    for (int q = 0; q < kAtOnce; q += 2) {
+      const bool there = i < count_ && k + q < dim_, both = k + q + 1 < dim_;
+      double x = there ? value.at[q] - own.at[q] : 0, y = there && both ? value.at[q + 1] - own.at[q + 1] : 0;
+      if (rounds_ && !together_) x = RoundedTo11Bits(x), y = RoundedTo11Bits(y);
+      sums->norm2[q / 2] = fma(x, x, fma(y, y, sums->norm2[q / 2]));
+      sums->along[q / 2] = fma(x, apart.at[q], fma(y, apart.at[q + 1], sums->along[q / 2]));
+      if (there && stores_) Store(i * dim_ + k + q, x, y, both);
+      scaled[q] = static_cast<float>(x * scale_), scaled[q + 1] = static_cast<float>(y * scale_);
+    }
+    if (halves_) StoreHalves(i, k, scaled);
+  }
+  __device__ void Store(int64_t at, double x, double y, bool both) const {
+    const float2 less = {static_cast<float>(x), static_cast<float>(y)};
+    if (dim_ % 2 == 0) {
+      *reinterpret_cast<double2*>(points64_ + at) = make_double2(x, y);
+      if (has_floats_) *reinterpret_cast<float2*>(points32_ + at) = less;
+      return;
+    }
+    points64_[at] = x;
+    if (both) points64_[at + 1] = y;
+    if (has_floats_) points32_[at] = less.x;
+    if (has_floats_ && both) points32_[at + 1] = less.y;
   }
   // x scale = high + low + what is below 2^-22 of it; FAST has no low.
-  __device__ void Split(int64_t i, int k, float2 value) const {
+  __device__ void StoreHalves(int64_t i, int k, const float (&scaled)[kAtOnce]) const {
     const int64_t plane_bytes = int64_t{kCloudTile} * row_bytes_;
     const int place = static_cast<int>(i % kCloudTile);
     char* to = to_ + (i / kCloudTile * CloudDepths(dim_) + k / kDepth) * planes_ * plane_bytes +
                SwizzledAt(place, k % kDepth / 8, row_bytes_) + k % 8 * sizeof(__half);
-    const __half2 high = __float22half2_rn(value);
-    *reinterpret_cast<__half2*>(to) = high;
-    if (planes_ == 1) return;
-    const float2 there = __half22float2(high);
-    *reinterpret_cast<__half2*>(to + plane_bytes) = __floats2half2_rn(value.x - there.x, value.y - there.y);
+    uint32_t high[kAtOnce / 2], low[kAtOnce / 2];
+#pragma unroll
+    for (int q = 0; q < kAtOnce; q += 2) Split(scaled[q], scaled[q + 1], &high[q / 2], &low[q / 2]);
+    StoreWords(to, high);
+    if (planes_ > 1) StoreWords(to + plane_bytes, low);
+  }
+  __device__ static void StoreWords(char* to, const uint32_t (&words)[kAtOnce / 2]) {
+    if constexpr (kAtOnce == 4) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    } else {
+      *reinterpret_cast<uint32_t*>(to) = words[0];
+    }
   }
   // Of costs that are no squared distances.
   __device__ void Others(int64_t i, double norm2, double square, double* linear) const {
@@ -240,7 +288,7 @@ class Centring {
   const Member& member_;
   const int side_, dim_, count_, padded_;
   const DType dtype_;
-  const bool pairs_, halves_;
+  const bool side_by_side_, halves_;
   const int planes_;
   const bool rounds_, has_floats_, stores_, together_;
   const double kappa_, scale_;
@@ -253,7 +301,7 @@ class Centring {
   char* const to_;
   double *const linear_, *const norm2_;
   Lanes lanes_;
-  double2 own_ = {0, 0}, apart_ = {0, 0};  // Centres of this lane's first coordinates.
+  Numbers own_, apart_;  // Of this lane's first coordinates.
 };
 
 // What sweeps read before it is known whether they are to do anything: of points that engines have on a side of theirs.
@@ -270,7 +318,7 @@ __device__ inline void PrepareSweeps(const Member& member, int side, int i, doub
   }
 }
 
-template <bool kSquares>
+template <bool kSquares, int kAtOnce>
 __device__ void PreparePoints(const Member& member, int side, int block, int points) {
   const Job& job = member.job;
   __shared__ double scratch[kMostWarps];
@@ -282,14 +330,14 @@ __device__ void PreparePoints(const Member& member, int side, int block, int poi
     if (side == 0 && block == 0 && threadIdx.x == 0) member.state(0)->point_scale = scale;
     TensorView sphere;
     const TensorView& view = PointsOf<kSquares>(member, side, &sphere);
-    const Centring<kSquares> centring(member, view, side, scale);
+    const Centring<kSquares, kAtOnce> centring(member, view, side, scale);
     // Warps stay together; a point is read while the one before is centred.
     const int step = kThreads / centring.width();
     int k = threadIdx.x / centring.width();
-    double2 next = centring.Read(first + k);
+    auto next = centring.Read(first + k);
 #pragma unroll 1
     for (; k < points; k += step) {
-      const double2 value = next;
+      const auto value = next;
       if (k + step < points) next = centring.Read(first + k + step);
       high = fmax(high, centring.Centre(first + k, value, around.apart2));
     }

@@ -29,14 +29,16 @@ __host__ __device__ inline int SphereBlocks(const Job& job, int side) {
 __host__ __device__ inline int PointStats(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], kStatsPoints));
 }
-// Points with padding, as far as kernels read halves: solves on the chip whole tiles, all others whole blocks of rows.
-__host__ __device__ inline int64_t HalvesPoints(const Job& job, int side) {
-  const bool tiles = OnChipTiles(job) > 0 && !HasWideGradient(job);
-  return tiles ? CeilDiv(job.size[side], kCloudTile) * kCloudTile : PaddedPoints(job.size[side]);
+// Points of step 3: with padding, as far as kernels read halves. `on_chip`: of jobs that are solved there, which read
+// whole tiles; all others, whole blocks of rows.
+__host__ __device__ inline int WrittenPoints(const Job& job, int side, bool on_chip) {
+  if (!job.halves) return job.size[side];
+  const int rows = on_chip && !HasWideGradient(job) ? kCloudTile : kCloudRows;
+  return (job.size[side] + rows - 1) / rows * rows;
 }
 // Blocks of step 3, of so many points each: behind those that have points, those of padding alone.
 __host__ __device__ inline int PaddedPointBlocks(const Job& job, int side, int points) {
-  return static_cast<int>(CeilDiv(job.halves ? HalvesPoints(job, side) : job.size[side], points));
+  return static_cast<int>(CeilDiv(WrittenPoints(job, side, OnChipTiles(job) > 0), points));
 }
 __host__ __device__ inline int64_t CostChunks(const Job& job) {
   return CeilDiv(int64_t{job.size[0]} * job.size[1], kChunkCosts);
@@ -53,53 +55,50 @@ struct Ranges {
 template <bool kSquares>
 __device__ Ranges RangesOf(const Member& member) {
   const Job& job = member.job;
-  __shared__ double scratch[kMostWarps];
-  Ranges ranges = {0, 0, {0, 0}, {0, 0}, 0, 0, {0, 0}};
+  double mass[2] = {0, 0}, box = 0, apart2 = 0, centre2[2] = {0, 0};
+  double low = INFINITY, high = -INFINITY, radius2[2] = {0, 0};
   const ChunkStats* stats = member.At<ChunkStats>(job.at.chunk_stats);
   if (job.dense) {
-    double low = INFINITY, high = -INFINITY;
     const int64_t chunks = CostChunks(job);
 #pragma unroll 1
     for (int64_t k = threadIdx.x; k < chunks; k += kThreads) {
       low = fmin(low, stats[k].low);
       high = fmax(high, stats[k].high);
     }
-    ranges.low = -BlockMax(-low, scratch);
-    ranges.high = BlockMax(high, scratch);
     stats += chunks;
   }
-#pragma unroll 1
+#pragma unroll
   for (int side = 0; side < 2; ++side) {
-    double high = 0, mass = 0;
 #pragma unroll 1
     for (int k = threadIdx.x; k < PointStats(job, side); k += kThreads) {
-      high = fmax(high, stats[k].high);
-      mass += stats[k].mass;
+      radius2[side] = fmax(radius2[side], stats[k].high);
+      mass[side] += stats[k].mass;
     }
-    ranges.radius[side] = sqrt(BlockMax(high, scratch));
-    ranges.mass[side] = BlockSum(mass, scratch);
     stats += PointStats(job, side);
   }
-  if (job.dense) return ranges;
-  double box = 0, apart2 = 0;
-  const double* x = member.At<double>(job.at.chunk_sums[0]) + job.dim;
-  const double* y = member.At<double>(job.at.chunk_sums[1]) + job.dim;
-  const double* centre[2] = {member.At<double>(job.at.centre[0]), member.At<double>(job.at.centre[1])};
+  if (!job.dense) {
+    const double* x = member.At<double>(job.at.chunk_sums[0]) + job.dim;
+    const double* y = member.At<double>(job.at.chunk_sums[1]) + job.dim;
+    const double* centre[2] = {member.At<double>(job.at.centre[0]), member.At<double>(job.at.centre[1])};
 #pragma unroll 1
-  for (int k = threadIdx.x; k < job.dim; k += kThreads) {
-    const double side = fmax(x[job.dim + k], y[job.dim + k]) - fmin(x[k], y[k]);
-    box += side * side;
-    if (kSquares) apart2 += (centre[0][k] - centre[1][k]) * (centre[0][k] - centre[1][k]);
+    for (int k = threadIdx.x; k < job.dim; k += kThreads) {
+      const double side = fmax(x[job.dim + k], y[job.dim + k]) - fmin(x[k], y[k]);
+      box += side * side;
+      apart2 += (centre[0][k] - centre[1][k]) * (centre[0][k] - centre[1][k]);
+      for (int of = 0; of < 2 && !kSquares; ++of) centre2[of] += centre[of][k] * centre[of][k];
+    }
   }
-  if (kSquares) ranges.apart = sqrt(BlockSum(apart2, scratch));
-  ranges.range = job.in.kappa * BlockSum(box, scratch);
+  double sums[6] = {mass[0], mass[1], box, apart2, centre2[0], centre2[1]};
+  double most[4] = {-low, high, radius2[0], radius2[1]};
+  BlockReduce(sums, most);
+  Ranges ranges = {-most[0], most[1], {sqrt(most[2]), sqrt(most[3])}, {sums[0], sums[1]}, 0, 0, {0, 0}};
+  if (job.dense) return ranges;
+  ranges.range = job.in.kappa * sums[2];
+  if (kSquares) ranges.apart = sqrt(sums[3]);
   if (!kSquares && SourceOf(job) == Source::kDistances) ranges.range = sqrt(ranges.range);
   if (!kSquares && IsCosine(job)) ranges.range = 2;
   for (int side = 0; side < 2 && !kSquares && IsNegativeDot(job); ++side) {
-    double centre2 = 0;
-#pragma unroll 1
-    for (int k = threadIdx.x; k < job.dim; k += kThreads) centre2 += centre[side][k] * centre[side][k];
-    ranges.farthest[side] = ranges.radius[side] + sqrt(BlockSum(centre2, scratch));
+    ranges.farthest[side] = ranges.radius[side] + sqrt(sums[4 + side]);
   }
   return ranges;
 }

@@ -119,20 +119,36 @@ __device__ void SumCoordinates(const Member& member, const TensorView& view, int
       scratch[2][q][threadIdx.x] = high[q];
     }
     __syncthreads();
-    // A thread for each coordinate.
-    for (int e = threadIdx.x; e < min(lanes, groups - g0) * kWidth; e += kThreads) {
-      const int q = e % kWidth, at = e / kWidth, to = (begin + g0) * kWidth + e;
+    // Rows to kParts of them, in turn, and those to one: a thread for each coordinate, and part.
+    const int taken = min(rows, last - first), coordinates = min(lanes, groups - g0) * kWidth;
+    const auto fold = [&](int e, int from, int step, int until) {
+      const int q = e % kWidth, at = e / kWidth;
       double all = 0, least = INFINITY, most = -INFINITY;
 #pragma unroll 8
-      for (int r = 0; r < min(rows, last - first); ++r) {
+      for (int r = from; r < until; r += step) {
         all += scratch[0][q][r * lanes + at];
         least = fmin(least, scratch[1][q][r * lanes + at]);
         most = fmax(most, scratch[2][q][r * lanes + at]);
       }
+      scratch[0][q][from * lanes + at] = all;
+      scratch[1][q][from * lanes + at] = least;
+      scratch[2][q][from * lanes + at] = most;
+    };
+    constexpr int kParts = 16;
+    if (taken > kParts) {
+      for (int e = threadIdx.x; e < kParts * coordinates; e += kThreads) {
+        fold(e % coordinates, e / coordinates, kParts, taken);
+      }
+      __syncthreads();
+    }
+    for (int e = threadIdx.x; e < coordinates; e += kThreads) {
+      fold(e, 0, 1, min(taken, kParts));
+      const int q = e % kWidth, at = e / kWidth, to = (begin + g0) * kWidth + e;
+      const double all = scratch[0][q][at];
       out[to] = all;
       if (centre != nullptr) centre[to] = all / count;
-      out[dim + to] = least;
-      out[2 * dim + to] = most;
+      out[dim + to] = scratch[1][q][at];
+      out[2 * dim + to] = scratch[2][q][at];
     }
   }
 }
@@ -148,13 +164,26 @@ __device__ void SumChunk(const Member& member, int side, int block) {
 __device__ inline void RangeOfCosts(const Member& member, int64_t chunk) {
   const Job& job = member.job;
   __shared__ double scratch[kMostWarps];
-  const int64_t size = int64_t{job.size[0]} * job.size[1];
-  const int64_t last = min(size, (chunk + 1) * kChunkCosts);
+  const int64_t size = int64_t{job.size[0]} * job.size[1], first = chunk * kChunkCosts;
+  const int64_t last = min(size, first + kChunkCosts), start = job.in.cost.shared ? 0 : member.index * size;
   double low = INFINITY, high = -INFINITY;
-  for (int64_t i = chunk * kChunkCosts + threadIdx.x; i < last; i += kThreads) {
-    const double cost = LoadInput(job.in.cost, member.index, size, i);
-    low = fmin(low, cost);
-    high = fmax(high, cost);
+  if (AreSideBySide(job.in.cost, static_cast<int>(size % 4), 4)) {
+    float least = INFINITY, most = -INFINITY;
+#pragma unroll 4
+    for (int64_t i = first + 4 * threadIdx.x; i < last; i += 4 * kThreads) {
+      float cost[4];
+      LoadCoordinates(job.in.cost, start, i, cost);
+      least = fminf(least, fminf(fminf(cost[0], cost[1]), fminf(cost[2], cost[3])));
+      most = fmaxf(most, fmaxf(fmaxf(cost[0], cost[1]), fmaxf(cost[2], cost[3])));
+    }
+    low = least;
+    high = most;
+  } else {
+    for (int64_t i = first + threadIdx.x; i < last; i += kThreads) {
+      const double cost = LoadDouble(job.in.cost.dtype, job.in.cost.data, start + i);
+      low = fmin(low, cost);
+      high = fmax(high, cost);
+    }
   }
   low = -BlockMax(-low, scratch);
   high = BlockMax(high, scratch);

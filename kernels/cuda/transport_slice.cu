@@ -47,20 +47,33 @@ class Slice : private OutputLaunches {
   }
 
  private:
-  static int64_t Points(const Job& job) { return job.count * (int64_t{job.size[0]} + job.size[1]); }
+  static int64_t Points(const Job& job) { return int64_t{job.size[0]} + job.size[1]; }
+  // Members that are solved on the chip, if there are many: each by a block, in one launch. All others step by step,
+  // for which a member has as many blocks as are of use.
   void Prepare(const Set& set) {
-    const auto chosen_by = ByKind<bool>(set, [](const TransportResident& r, auto add) { add(IsSquared(r.job())); });
-    for (const auto& [squares, chosen] : chosen_by) {
-      int64_t all = 0;
-      for (int k : chosen) all += Points(residents()[k]->job());
-      const int points = PreparedPoints(all);
-      for (int step = squares ? kRangesStep : 0; step < kPrepareSteps; ++step) {
-        const Table table =
-            TableOf(chosen, [=](const Job& job) { return job.count * PrepareBlocks(job, step, points); });
-        Later(table, [=, squares = squares](const LaunchTable& t, int64_t blocks) {
-          LaunchPrepare(t, blocks, squares, step, points, stream());
-        });
+    const auto kinds = ByKind<bool>(set, [](const TransportResident& r, auto add) { add(IsSquared(r.job())); });
+    for (const auto& [squares, chosen] : kinds) {
+      const Set small = Among(chosen, [](const TransportResident& r) { return MayPrepareAll(r.job()); });
+      int64_t members = 0;
+      for (int k : small) members += residents()[k]->job().count;
+      if (members < kProcessors) {
+        PrepareByStep(chosen, squares);
+        continue;
       }
+      Later(TableOf(small, [](const Job& job) { return job.count; }),
+            [this, squares = squares](const LaunchTable& t, int64_t blocks) {
+              LaunchPrepareAll(t, blocks, squares, stream());
+            });
+      PrepareByStep(Among(chosen, [](const TransportResident& r) { return !MayPrepareAll(r.job()); }), squares);
+    }
+  }
+  void PrepareByStep(const Set& set, bool squares) {
+    int64_t all = 0;
+    for (int k : set) all += residents()[k]->job().count * Points(residents()[k]->job());
+    const int points = PreparedPoints(all);
+    for (int step = squares ? kRangesStep : 0; step < kPrepareSteps; ++step) {
+      Later(TableOf(set, [=](const Job& job) { return job.count * PrepareBlocks(job, step, points); }),
+            [=](const LaunchTable& t, int64_t blocks) { LaunchPrepare(t, blocks, squares, step, points, stream()); });
     }
   }
 
