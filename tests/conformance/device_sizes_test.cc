@@ -339,6 +339,32 @@ TEST_P(DeviceSizesTest, MembersOfEverySize) {
   }
 }
 
+// So many members that a GPU deals with them in other ways than with one: each prepared by one block, and tiles of a
+// gradient not shared out.
+TEST_P(DeviceSizesTest, ManyMembers) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  const std::vector<std::pair<LargeShape, int64_t>> all = {
+      {{60, 50, 3, 0.1, 10, kStrict}, 140},    {{40, 45, 20, 0.1, 10, kFast}, 140},
+      {{130, 70, 64, 0.1, 10, kStrict}, 140},  {{40, 45, 200, 0.5, 10, kStrict}, 140},
+      {{70, 300, 20, 0.1, 10, kFast}, 140},    {{90, 100, 3, 1e-4, 10, kStrict}, 140},
+      {{500, 390, 64, 0.1, 10, kStrict}, 40},  {{400, 1000, 5, 0.1, 10, kStrict}, 30},
+      {{1000, 900, 20, 0.1, 10, kStrict}, 12}, {{770, 640, 40, 0.1, 10, kFast}, 20}};
+  Random random(14);
+  for (size_t k = 0; k < (is_gpu() ? all.size() : 2); ++k) {
+    const auto& [of, count] = all[k];
+    for (PointCost cost : {PointCost::kSquaredEuclidean, PointCost::kCosine, PointCost::kNegativeDot}) {
+      Case c = Members(of, count, 4, &random);
+      c.problem.transport.point_cost = cost;
+      const Answer together = SolveAlone(backend(), c);
+      for (int64_t index : {int64_t{0}, int64_t{1}, count / 2, count - 1}) {
+        const Answer alone = SolveAlone(backend(), MemberCase(c, index));
+        EXPECT_EQ(DifferenceInBits(MemberAnswer(together, index, count), alone), "")
+            << c.name << ", cost " << static_cast<int>(cost) << ", member " << index;
+      }
+    }
+  }
+}
+
 // Those that take a whole GPU each are solved a few a slice, so that others need not wait for all of them; asked to
 // finish, those whose turn has not come have an answer too.
 TEST_P(DeviceSizesTest, MembersTakeTurns) {
