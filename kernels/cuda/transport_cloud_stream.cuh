@@ -79,11 +79,12 @@ class Stream {
     FenceBarriers();
   }
   // The tiles once more, from the first on. `count` parts from `again` on are wanted again (the last, where there are
-  // no more).
-  __device__ void Begin(int again = 0, int count = kAgain) {
+  // no more). `other_rows`: the context has others since.
+  __device__ void Begin(int again = 0, int count = kAgain, bool other_rows = false) {
     again_ = again;
     parts_ = Depths() + (kStays ? 0 : count);
     first_ = limit_;
+    if (other_rows) rows_at_ = limit_;
     limit_ += (c_.last_tile - c_.first_tile) * parts_;
     // A warp for each: a thread takes hundreds of cycles to begin a copy.
     const int warp = threadIdx.x / 32;
@@ -182,7 +183,7 @@ class Stream {
     const int last = (kProducts ? Depths() : c_.depths) - 1;
     const int depth = part < Depths() ? part : min(again_ + part - Depths(), last);
     const unsigned bytes = places_.tile_bytes;
-    const bool rows = part < Depths() && (kParts == Parts::kMany || step < Depths());
+    const bool rows = part < Depths() && (kParts == Parts::kMany || step - rows_at_ < Depths());
     ArriveExpecting(&full_[stage], rows ? (kRowTiles + 1) * bytes : bytes);
     CopyBulk(places_.Columns(stage), c_.ColumnTile(tile, depth, kPlanes), bytes, &full_[stage]);
     if (!rows) return;
@@ -201,6 +202,7 @@ class Stream {
   int parts_ = 1, again_ = 0;  // Steps of a tile.
   int step_ = 0, part_ = 0;    // The next, and its part.
   int first_ = 0, limit_ = 0;  // Steps of these tiles.
+  int rows_at_ = 0;            // The first of those that bring rows.
 };
 
 __device__ inline void WaitForTerms() { WaitAt(kTerms + threadIdx.x / 128, 128); }

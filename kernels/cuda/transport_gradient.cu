@@ -1,88 +1,21 @@
 // Gradients to the points and barycentric projections of clouds in float32, on Hopper's matrix units.
 //
 // A block has kGradientRows rows, up to kAgain parts of kDepth coordinates of the other cloud, and a share of its
-// tiles; the blocks of a cluster have the others. A tile of exponents is made as in the half steps; each row's
-// densities, divided by its sum, become matrix fragments as sums of two halves, and are multiplied by the tile's
-// points, part by part. Products of a tile are added up in the matrix units, those of all tiles in float32, in the end
-// those of the cluster. Where there are more parts, exponents are made anew for each kAgain of them;
-// transport_gradient_wide.cu does without.
+// tiles; the blocks of a cluster have the others, and add up their sums in the end. Where there are more parts,
+// exponents are made anew for each kAgain of them; transport_gradient_wide.cu does without. Problems that fill a device
+// by themselves: transport_gradient_even.cu.
 #include <type_traits>
 
-#include "kernels/cuda/transport_cloud_stream.cuh"
-#include "kernels/cuda/transport_gradient.cuh"
+#include "kernels/cuda/transport_gradient_sums.cuh"
 #include "kernels/cuda/transport_launch.h"
 
 namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// Parts of the coordinates that a block has at most.
-__host__ __device__ constexpr int AgainOf(Parts parts) {
-  return parts == Parts::kOne ? 1 : parts == Parts::kFew ? 2 : 3;
-}
 __host__ __device__ inline int PartGroups(const Job& job) {
   return static_cast<int>(CeilDiv(CloudDepths(job.dim), AgainOf(PartsOf(PlanesOf(job), job.dim))));
 }
-
-#if SINKHORN_HOPPER
-
-// Tiles whose columns' terms a block has at once. Float64, in which they are made, waits until the matrix units are
-// idle: of one part, where registers have room for a loop inside the tiles', many are made at a time.
-constexpr int TermTiles(Parts parts) { return parts == Parts::kOne ? 32 : 2 * kGradientGroups; }
-
-// A thread's part of a pass: the rows' sums of the other cloud's points over this block's tiles; kTiles 2: of either of
-// two.
-template <int kPlanes, Parts kParts, int kColumns, int kTiles>
-struct Sums {
-  static constexpr int kAgain = AgainOf(kParts);
-  using Columns = Stream<kPlanes, kParts, kGradientGroups, kAgain>;
-  using Rows = PointSums<kAgain, kColumns>;
-
-  Rows rows[kTiles];
-
-  // Times 2^kDensityBits, the points' scale and `weight`.
-  __device__ void Add(const CloudContext& c, const float (&level)[2], const float (&weight)[2], int first_part,
-                      float (&terms)[TermTiles(kParts)][kCloudTile], Columns* stream) {
-    const int column = threadIdx.x % 128;
-    stream->Begin(first_part);
-    float sums[kColumns / 8][4];
-    const auto load = [&](int tile) { return c.LoadTerm(tile * kCloudTile + column); };
-    const auto store = [&](int slot, const ColumnTerm& of) { terms[slot][column] = c.TermOf(of); };
-    const auto use = [&](float(&acc)[16][4], int slot, int /*tile*/) {
-      uint32_t high[8][4], low[8][4];
-      EachFragment(c.factor, acc, terms[slot], level, [&](int k, const auto& h, const auto& l) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) high[k][e] = h[e], low[k][e] = l[e];
-      });
-#pragma unroll
-      for (int part = 0; part < kAgain; ++part) {
-        AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, rows[kTiles - 1].total[part]);
-        stream->Release();
-      }
-    };
-    if constexpr (kParts == Parts::kOne) {
-      constexpr int kSlots = TermTiles(kParts);
-      for (int tile = c.first_tile, slot = 0; tile < c.last_tile; ++tile, slot = (slot + 1) % kSlots) {
-        if (slot == 0) {
-          const int count = min(kSlots, c.last_tile - tile);
-          __syncthreads();  // What is there has been read.
-#pragma unroll 4
-          for (int k = threadIdx.x / 128; k < count; k += kGradientGroups) store(k, load(tile + k));
-          __syncthreads();
-        }
-        float acc[16][4];
-        stream->Multiply(acc);
-        use(acc, slot, tile);
-        if (kTiles > 1 && tile == c.first_tile && tile + 1 < c.last_tile)
-          rows[0] = rows[kTiles - 1], rows[kTiles - 1] = {};
-      }
-    } else {
-      EachTile(c, stream, load(c.first_tile), load, store, use);
-    }
-  }
-};
-
-#endif
 
 // kColumns: coordinates of a part. kTiles: 1, or kCutTiles where blocks' tiles are cut.
 template <int kPlanes, Parts kParts, int kColumns, int kTiles>
@@ -122,16 +55,13 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
       Rows::Columns::Init(full[t], empty[t]);
     }
     __syncthreads();
-    // A row's densities divided by their sum.
     float level[2], weight[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int i = row0 + 8 * row;
-      const double ratio = i < c.rows ? member.ratio(engine, pass_side)[i] : 0;
-      const double own = i < c.rows ? member.mass(MeasureOf(engine, pass_side))[i] * ratio : 0;
-      t == 0 ? mass[0][row] = own : mass[1][row] = own;
-      level[row] = DensityLevel(c, c.own_phi[min(i, c.rows - 1)] + c.reference, ratio);
-      weight[row] = t == 0 ? 1 : static_cast<float>(-own);
+      const RowLevel of = LevelOf(member, c, engine, pass_side, row0 + 8 * row);
+      t == 0 ? mass[0][row] = of.mass : mass[1][row] = of.mass;
+      level[row] = of.level;
+      weight[row] = t == 0 ? 1 : static_cast<float>(-of.mass);
     }
     if (t == 1) sums.rows[0].Scale(static_cast<float>(mass[0][0]), static_cast<float>(mass[0][1]));
     typename Rows::Columns stream(c, full[t], empty[t]);
@@ -164,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 }  // namespace
 
 GradientLaunch GradientLaunchOf(const Job& job, int side) {
-  if (HasWideGradient(job)) return {Sides::kNone, 1, 1};
+  if (HasWideGradient(job) || HasEvenGradient(job)) return {Sides::kNone, 1, 1};
   const Parts parts = PartsOf(PlanesOf(job), job.dim);
   return LaunchOfGroups(job, side, PartGroups(job), parts == Parts::kOne ? 12 : parts == Parts::kFew ? 4 : 2);
 }

@@ -65,6 +65,12 @@ struct PointSums {
 
   float total[kAgain][kColumns / 8][4];
 
+  // use(number, entry) for each.
+  template <typename Use>
+  __device__ void Each(Use use) {
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) use(e, total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4]);
+  }
   __device__ void Scale(float first, float second) {
 #pragma unroll
     for (int e = 0; e < kEntries; ++e) {

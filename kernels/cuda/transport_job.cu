@@ -114,6 +114,7 @@ Layout LayoutOf(const Job& job) {
       for (int side = 0; side < 2; ++side) at.frame[e][side] = part.Take(EngineSize(job, e, side) * sizeof(double));
     }
   }
+  if (MayHaveHalves(job)) densities = std::max(densities, EvenGradientBytes(job));
   at.densities = part.Take(densities);
   if (IsAccelerated(job)) {
     at.anderson = part.Take(sizeof(AndersonState));

@@ -245,6 +245,14 @@ int64_t GradientBlocks(const Job& job, const GradientLaunch& launch);
 void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, const GradientLaunch& of,
                     cudaStream_t stream);
 
+// ---- transport_gradient_even.cu: the same for jobs that fill a device by themselves, of one part of coordinates ---
+// Jobs of one launch have the same planes and dims that lie alike; `dim`: the largest. Bytes of a member's workspace,
+// at Layout::densities.
+bool HasEvenGradient(const Job& job);
+int64_t EvenGradientBytes(const Job& job);
+int64_t EvenGradientBlocks(const Job& job);
+void LaunchEvenGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream);
+
 // ---- transport_gradient_kept.cu: the same for jobs whose exponents are kept, of more than kDepth coordinates ------
 // Jobs of one launch have the same planes, parts and KeptGradientLaunchOf, and all or none KeepsDensities.
 int KeptParts(const Job& job);  // Of the coordinates, that a block has.

@@ -25,6 +25,7 @@ class OutputLaunches : protected SliceLaunches {
     ExactGradients(set);
     KeptGradients(set);
     Gradients(set);
+    EvenGradients(set);
     WideGradients(set);
     OtherGradients(set);
     Sparse(Among(set, [](const TransportResident& r) { return r.job().out.sparse_plan.max_entries > 0; }));
@@ -131,6 +132,21 @@ class OutputLaunches : protected SliceLaunches {
       const Table table = TableOf(jobs, [&](const Job& job) { return GradientBlocks(job, launch); });
       Later(table,
             [=](const LaunchTable& t, int64_t blocks) { LaunchGradient(t, blocks, planes, dim, launch, stream()); });
+    }
+  }
+
+  void EvenGradients(const Set& set) {
+    using Kind = std::pair<int, int>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      if (r.Has(kFloat) && HasEvenGradient(job)) add({PlanesOf(job), CloudRowBytes(job.dim)});
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const int planes = kind.first;
+      int dim = 0;
+      for (int k : jobs) dim = std::max(dim, residents()[k]->job().dim);
+      Later(TableOf(jobs, EvenGradientBlocks),
+            [=](const LaunchTable& t, int64_t blocks) { LaunchEvenGradient(t, blocks, planes, dim, stream()); });
     }
   }
 

@@ -365,6 +365,36 @@ TEST_P(DeviceSizesTest, ManyMembers) {
   }
 }
 
+// Gradients of sizes whose tiles a GPU cuts evenly, wherever that is inside a block of rows: as float64 has them,
+// alone and beside another.
+TEST_P(DeviceSizesTest, GradientsThatFillAGpu) {
+  if (!is_gpu()) GTEST_SKIP() << "sizes of a GPU";
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  const auto difference = [](const Tensor& tensor, const Tensor& right_tensor) {
+    const Vector got = tensor.values(), right = right_tensor.values();
+    double largest = 0, worst = 0;
+    for (size_t i = 0; i < right.size(); ++i) {
+      largest = std::max(largest, std::abs(right[i]));
+      worst = std::max(worst, std::isfinite(got[i]) ? std::abs(got[i] - right[i]) : INFINITY);
+    }
+    return worst / largest;
+  };
+  Random random(15);
+  for (const LargeShape& of : std::vector<LargeShape>{{4300, 4500, 64, 0.2, 5, kStrict},
+                                                      {4300, 4500, 20, 0.1, 5, kFast},
+                                                      {3000, 7001, 3, 0.05, 5, kStrict},
+                                                      {8200, 7100, 40, 0.1, 5, kStrict}}) {
+    const Case c = Members(of, 2, 2, &random);
+    ExpectMembersAreProblems(backend(), c);
+    Case exact = c;
+    exact.solver().precision = Precision::kDouble;
+    const Answer got = SolveAlone(backend(), c), right = SolveAlone(backend(), exact);
+    const double room = of.precision == kFast ? 5e-3 : 3e-5;
+    EXPECT_LE(difference(got.gradient_x, right.gradient_x), room) << c.name;
+    EXPECT_LE(difference(got.gradient_y, right.gradient_y), room) << c.name;
+  }
+}
+
 // Those that take a whole GPU each are solved a few a slice, so that others need not wait for all of them; asked to
 // finish, those whose turn has not come have an answer too.
 TEST_P(DeviceSizesTest, MembersTakeTurns) {
