@@ -1,9 +1,9 @@
 // Gradients to the points and barycentric projections of clouds in float32, on Hopper's matrix units.
 //
 // A block has kGradientRows rows, up to kAgain parts of kDepth coordinates of the other cloud, and a share of its
-// tiles; the blocks of a cluster have the others, and add up their sums in the end. Where there are more parts,
-// exponents are made anew for each kAgain of them; transport_gradient_wide.cu does without. Problems that fill a device
-// by themselves: transport_gradient_even.cu.
+// tiles; the blocks of a cluster have the others, and add up their sums in the end. Where a launch leaves processors
+// free, those shares are cut further. Where there are more parts, exponents are made anew for each kAgain of them;
+// transport_gradient_wide.cu does without. Problems that fill a device by themselves: transport_gradient_even.cu.
 #include <type_traits>
 
 #include "kernels/cuda/transport_gradient_sums.cuh"
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
 }  // namespace
 
 GradientLaunch GradientLaunchOf(const Job& job, int side) {
-  if (HasWideGradient(job) || HasEvenGradient(job)) return {Sides::kNone, 1, 1};
+  if (HasWideGradient(job) || HasEvenGradient(job)) return {Sides::kNone, 1};
   const Parts parts = PartsOf(PlanesOf(job), job.dim);
   return LaunchOfGroups(job, side, PartGroups(job), parts == Parts::kOne ? 12 : parts == Parts::kFew ? 4 : 2);
 }

@@ -198,15 +198,15 @@ __device__ inline void StoreSums(const PointSums<kAgain, kColumns> (&rows)[1], c
     const bool wanted = outputs.moves && is_there(row, column);
     return wanted ? outputs.Apart(row0 + row_step * row, first_part * kDepth + column) : 0;
   };
-  PointSums<kAgain, kColumns>::Combine(rows, rank, ranks, /*cuts=*/1, load,
-                                       [&](int row, int column, float sum, double apart) {
-                                         if (!is_there(row, column)) return;
-                                         const int64_t i = row0 + row_step * row;
-                                         const int k = first_part * kDepth + column;
-                                         const double mass = row == 0 ? masses[0] : masses[1];
-                                         if (outputs.projects) outputs.StoreMean(i, k, mass, sum);
-                                         if (outputs.moves) outputs.StoreMoved(i, k, mass, sum, apart);
-                                       });
+  const auto store = [&](int row, int column, float sum, double apart) {
+    if (!is_there(row, column)) return;
+    const int64_t i = row0 + row_step * row;
+    const int k = first_part * kDepth + column;
+    const double mass = row == 0 ? masses[0] : masses[1];
+    if (outputs.projects) outputs.StoreMean(i, k, mass, sum);
+    if (outputs.moves) outputs.StoreMoved(i, k, mass, sum, apart);
+  };
+  PointSums<kAgain, kColumns>::Combine(rows, rank, ranks, /*cuts=*/1, load, store);
 }
 
 // Which part of a launch a block is. Of both sides, blocks of the first come first; each of its blocks of rows is
@@ -241,15 +241,15 @@ inline int RanksOf(int64_t blocks, int64_t tiles, int64_t beside) {
 }
 // The launch that a side is part of, whose blocks of rows are `groups` of coordinates each.
 inline GradientLaunch LaunchOfGroups(const Job& job, int side, int groups, int64_t beside) {
-  if (!MakesMeans(job, side)) return {Sides::kNone, 1, 1};
+  if (!MakesMeans(job, side)) return {Sides::kNone, 1};
   const int64_t row_blocks[2] = {GradientRowBlocks(job, 0), GradientRowBlocks(job, 1)};
   const bool together =
       MakesMeans(job, 1 - side) && row_blocks[0] <= 2 * row_blocks[1] && row_blocks[1] <= 2 * row_blocks[0];
-  if (together && side == 1) return {Sides::kNone, 1, 1};
+  if (together && side == 1) return {Sides::kNone, 1};
   const int64_t blocks = row_blocks[side] + (together ? row_blocks[1 - side] : 0);
   const int longer = together ? std::max(job.size[0], job.size[1]) : job.size[1 - side];
   const int ranks = RanksOf(blocks * groups, CeilDiv(longer, kCloudTile), beside);
-  return {together ? Sides::kBoth : side == 0 ? Sides::kFirst : Sides::kSecond, ranks, 1};
+  return {together ? Sides::kBoth : side == 0 ? Sides::kFirst : Sides::kSecond, ranks};
 }
 inline int64_t BlocksOfGroups(const Job& job, const GradientLaunch& launch, int groups) {
   const int64_t first = launch.sides == Sides::kSecond ? 0 : GradientRowBlocks(job, 0);

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 1) EvenGradientKernel(LaunchTable ta
     __syncthreads();
   };
   if (threadIdx.x == 0) Block::Columns::Init(full, empty);
-  fill(0, 0, 0, 0);
+  fill(0, 0, 0, 0);  // What all blocks of rows share is there: the stream asks for it.
   typename Block::Columns stream(c, full, empty);
 #pragma unroll 1
   for (int64_t tile = FirstOf(all, part); tile < until;) {
@@ -107,8 +107,8 @@ bool HasEvenGradient(const Job& job) {
          AllTiles(job) <= kMostTiles * kParts;
 }
 int64_t EvenGradientBytes(const Job& job) {
-  const int64_t columns = CloudRowBytes(job.dim) / 2;
-  return HasEvenGradient(job) ? 2 * kParts * columns / 2 * kThreads * static_cast<int64_t>(sizeof(float)) : 0;
+  const int64_t columns = CloudRowBytes(job.dim) / sizeof(__half), of_block = kGradientRows * columns * sizeof(float);
+  return HasEvenGradient(job) ? 2 * kParts * of_block : 0;  // A part begins, and ends, inside one at most.
 }
 int64_t EvenGradientBlocks(const Job& job) { return job.count * kParts; }
 

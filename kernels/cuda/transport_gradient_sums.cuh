@@ -65,8 +65,10 @@ struct Sums {
         float acc[16][4];
         stream->Multiply(acc);
         use(acc, slot, tile);
-        if (kTiles > 1 && tile == c.first_tile && tile + 1 < c.last_tile)
-          rows[0] = rows[kTiles - 1], rows[kTiles - 1] = {};
+        if (kTiles > 1 && tile == c.first_tile && tile + 1 < c.last_tile) {
+          rows[0] = rows[kTiles - 1];
+          rows[kTiles - 1] = {};
+        }
       }
     } else {
       EachTile(c, stream, load(c.first_tile), load, store, use);

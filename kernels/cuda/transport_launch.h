@@ -233,13 +233,13 @@ void LaunchTurn(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 enum class Sides : int { kNone, kFirst, kSecond, kBoth };
 struct GradientLaunch {
   Sides sides;
-  int ranks;  // Blocks that share the tiles of a block of rows;
-  int cuts;   // each of them cut into so many, of kCutTiles tiles.
+  int ranks;     // Blocks that share the tiles of a block of rows;
+  int cuts = 1;  // each of them cut into so many, of kCutTiles tiles.
 };
+constexpr int kCutTiles = 2;
 // Of a side, or of both where their sizes are within a factor of two: those are launched with the first.
 GradientLaunch GradientLaunchOf(const Job& job, int side);
 // Cuts that such a launch may have where there are processors to spare, without any answer's change; 1: none.
-constexpr int kCutTiles = 2;
 int GradientCuts(const Job& job, const GradientLaunch& launch);
 int64_t GradientBlocks(const Job& job, const GradientLaunch& launch);
 void LaunchGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, const GradientLaunch& of,

@@ -141,6 +141,13 @@ class SliceLaunches {
     return table;
   }
 
+  // The most coordinates of any.
+  int LargestDim(const Set& set) const {
+    int dim = 0;
+    for (int k : set) dim = std::max(dim, residents_[k]->job().dim);
+    return dim;
+  }
+
   LaunchContext* context() const { return context_; }
   double slice_seconds() const { return slice_seconds_; }
   const std::vector<TransportResident*>& residents() const { return residents_; }

@@ -97,7 +97,7 @@ class OutputLaunches : protected SliceLaunches {
     for (const auto& [kind, jobs] : kinds) {
       const int planes = std::get<0>(kind), parts = std::get<2>(kind);
       const bool densities = std::get<bool>(kind);
-      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind), 1};
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
       const Table table = TableOf(jobs, [&](const Job& job) { return KeptGradientBlocks(job, launch); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) {
         LaunchKeptGradient(t, blocks, planes, densities, parts, launch, stream());
@@ -119,16 +119,16 @@ class OutputLaunches : protected SliceLaunches {
     });
     for (const auto& [kind, jobs] : kinds) {
       const int planes = std::get<0>(kind);
-      GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind), 1};
-      int dim = 0, cuts = GradientCuts(residents()[jobs[0]]->job(), launch);
+      GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
+      int cuts = GradientCuts(residents()[jobs[0]]->job(), launch);
       int64_t blocks_uncut = 0;
       for (int k : jobs) {
         const Job& job = residents()[k]->job();
-        dim = std::max(dim, job.dim);
         blocks_uncut += GradientBlocks(job, launch);
         if (GradientCuts(job, launch) != cuts) cuts = 1;
       }
       if (blocks_uncut * cuts <= kProcessors) launch.cuts = cuts;
+      const int dim = LargestDim(jobs);
       const Table table = TableOf(jobs, [&](const Job& job) { return GradientBlocks(job, launch); });
       Later(table,
             [=](const LaunchTable& t, int64_t blocks) { LaunchGradient(t, blocks, planes, dim, launch, stream()); });
@@ -142,9 +142,7 @@ class OutputLaunches : protected SliceLaunches {
       if (r.Has(kFloat) && HasEvenGradient(job)) add({PlanesOf(job), CloudRowBytes(job.dim)});
     });
     for (const auto& [kind, jobs] : kinds) {
-      const int planes = kind.first;
-      int dim = 0;
-      for (int k : jobs) dim = std::max(dim, residents()[k]->job().dim);
+      const int planes = kind.first, dim = LargestDim(jobs);
       Later(TableOf(jobs, EvenGradientBlocks),
             [=](const LaunchTable& t, int64_t blocks) { LaunchEvenGradient(t, blocks, planes, dim, stream()); });
     }
@@ -165,11 +163,9 @@ class OutputLaunches : protected SliceLaunches {
     });
     for (const auto& [kind, jobs] : kinds) {
       const auto [side, planes, parts, splits, ranks] = kind;
-      int dim = 0, chunks = 0;
-      for (int k : jobs) {
-        dim = std::max(dim, residents()[k]->job().dim);
-        chunks = std::max(chunks, WideChunks(residents()[k]->job(), side));
-      }
+      const int dim = LargestDim(jobs);
+      int chunks = 0;
+      for (int k : jobs) chunks = std::max(chunks, WideChunks(residents()[k]->job(), side));
       for (int chunk = 0; chunk < chunks; ++chunk) {
         const Table densities = TableOf(jobs, [=, side = side, splits = splits](const Job& job) {
           return DensityBlocks(job, splits, side, chunk);

@@ -6,6 +6,8 @@
 // Step 2  centres and boxes of the clouds
 // Step 3  points, as sums of two halves too (of lean jobs alone), norms, masses, potentials
 // Step 4  states, and what lean jobs turn out to lack
+//
+// Each is a launch, for which a member has as many blocks as are of use; of many small members one launch does all.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_hopper.cuh"
 #include "kernels/cuda/transport_launch.h"
@@ -76,7 +78,7 @@ __device__ void PrepareAll(const Member& member) {
   } else {
     each(Slices(job, 0), Slices(job, 1), [&](int side, int k) { SumChunk<kSquares>(member, side, k); });
   }
-  // Halves are padded to some tile, or two.
+  // Halves are padded to whole tiles.
   const int written[2] = {WrittenPoints(job, 0, true), WrittenPoints(job, 1, true)};
   each((written[0] + kCloudTile - 1) / kCloudTile, (written[1] + kCloudTile - 1) / kCloudTile,
        [&](int side, int k) { PreparePoints<kSquares, kSquares ? 4 : 2>(member, side, k, kCloudTile); });

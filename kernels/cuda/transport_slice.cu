@@ -254,8 +254,8 @@ class Slice : private OutputLaunches {
     for (const auto& [kind, chosen] : kinds) {
       const auto [source, mode, unused, keeps_first] = kind;
       const Job& first = residents()[chosen[0]]->job();
-      PassTables pass{source, mode, GeometryOf(first, mode), PlanesOf(first), 0, first.hopper, keeps_first, {}};
-      for (int k : chosen) pass.dim = std::max(pass.dim, residents()[k]->job().dim);
+      PassTables pass{source,      mode, GeometryOf(first, mode), PlanesOf(first), LargestDim(chosen), first.hopper,
+                      keeps_first, {}};
       for (int side = 0; side < 2; ++side) {
         pass.side[side] = TableOf(chosen, [side, mode = mode](const Job& job) {
           return job.count * PassBlocks(job, side, GeometryOf(job, mode));
@@ -313,8 +313,7 @@ class Slice : private OutputLaunches {
       add({planes, KeepsDensities(r.job()), PartsOf(planes, r.job().dim)});
     });
     for (const auto& [kind, chosen] : kinds) {
-      int dim = 0;
-      for (int k : chosen) dim = std::max(dim, residents()[k]->job().dim);
+      const int dim = LargestDim(chosen);
       const Table table =
           TableOf(chosen, [](const Job& job) { return job.count * PassBlocks(job, 0, Geometry::kCloud); });
       Later(table, [=, kind = kind](const LaunchTable& t, int64_t blocks) {
