@@ -149,9 +149,10 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
   const bool plain = shape->kernel == Kernel::kPlain;
   const int side = std::max(task.n, task.m);
   const int64_t multiprocessors = std::max(device.sm_count, 1);
-  shape->size = plain ? PlainIndex(side, task.unrolled || task.implicit) : TileIndex(side);
+  const bool backward = task.unrolled || task.implicit;
+  shape->size = plain ? PlainIndex(side, backward) : TileIndex(side);
   shape->padded = !plain || side != kPlainSides[shape->size];
-  shape->redo_members = (plain ? kPlainMembers : kWarpMembers)[shape->size];
+  shape->redo_members = plain ? PlainMembers(shape->size, backward) : kWarpMembers[shape->size];
   const int64_t warps = (task.count + shape->redo_members - 1) / shape->redo_members;
   shape->redo_bytes = Padded(4 * warps);
   int64_t at_a_time = multiprocessors * 5;

@@ -51,13 +51,23 @@ cudaError_t LaunchHeld(int size, int ranks, Work work, Lead lead, const LaunchOf
 // Square, marginals 1, no guard that acts or, after a softmax, a small one that is added, a fixed number of iterations,
 // all tensors float32 or all of 2 bytes an element.
 // Sizes of tile that there are kernels for, and the members of a warp; members of a block are four times as many.
-constexpr int kPlainSides[] = {4, 8, 12, 16, 20, 24, 32, 64};
-constexpr int64_t kPlainMembers[] = {32, 16, 8, 4, 8, 4, 1, 1};
-// Backward there is none of 20: K and the adjoints, or P in float64, would not fit into registers.
+constexpr int kPlainSides[] = {4, 8, 12, 16, 20, 24, 28, 32, 64};
+constexpr int64_t PlainMembers(int size, bool backward) {
+  constexpr int64_t kMembers[] = {32, 16, 8, 4, 8, 4, 8, 2, 1};
+  return backward && kPlainSides[size] == 32 ? 1 : kMembers[size];
+}
+// Backward there is none of 20 and 28: K and the adjoints, or P in float64, would not fit into registers.
+constexpr bool HasBackward(int tile_side) { return tile_side != 20 && tile_side != 28; }
 constexpr int PlainIndex(int side, bool backward) {
   int index = 0;
-  while (kPlainSides[index] < side || (backward && kPlainSides[index] == 20)) ++index;
+  while (kPlainSides[index] < side || (backward && !HasBackward(kPlainSides[index]))) ++index;
   return index;
+}
+// The smallest side that a tile is for.
+constexpr int LeastSide(int tile_side, bool backward) {
+  int side = tile_side;
+  while (side > 1 && kPlainSides[PlainIndex(side - 1, backward)] == tile_side) --side;
+  return side;
 }
 struct PlainKind {
   Work work;  // kImplicit: not `transposed`.

@@ -48,25 +48,25 @@ auto WithTraitsOf(bool is_short, bool one, Body body) {
   if (is_short) return body(PlainTraits<Shape, kWork, true, false, kSoftmax>());
   return body(PlainTraits<Shape, kWork, false, false, kSoftmax>());
 }
-template <class Shape, bool kSoftmax, class Body>
-auto WithTraitsOf(const PlainKind& kind, bool one, Body body) {
-  switch (kind.work) {
-    case Work::kForward:
-      return WithTraitsOf<Shape, Work::kForward, kSoftmax>(kind.is_short, one, body);
-    case Work::kUnrolled:
-      return WithTraitsOf<Shape, Work::kUnrolled, kSoftmax>(kind.is_short, one, body);
-    default:
-      return WithTraitsOf<Shape, Work::kImplicit, kSoftmax>(kind.is_short, one, body);
-  }
+template <Work kWork, class Body>
+auto WithTraitsOf(int size, const PlainKind& kind, bool one, Body body) {
+  return WithPlainShape<kWork != Work::kForward>(size, [&](auto shape) {
+    using Shape = decltype(shape);
+    if (kind.lead == Lead::kSoftmax) return WithTraitsOf<Shape, kWork, true>(kind.is_short, one, body);
+    return WithTraitsOf<Shape, kWork, false>(kind.is_short, one, body);
+  });
 }
 // Runs body(Traits) for an instance.
 template <class Body>
 auto WithTraits(int size, const PlainKind& kind, bool one, Body body) {
-  return WithPlainShape(size, [&](auto shape) {
-    using Shape = decltype(shape);
-    const bool softmax = kind.lead == Lead::kSoftmax;
-    return softmax ? WithTraitsOf<Shape, true>(kind, one, body) : WithTraitsOf<Shape, false>(kind, one, body);
-  });
+  switch (kind.work) {
+    case Work::kForward:
+      return WithTraitsOf<Work::kForward>(size, kind, one, body);
+    case Work::kUnrolled:
+      return WithTraitsOf<Work::kUnrolled>(size, kind, one, body);
+    default:
+      return WithTraitsOf<Work::kImplicit>(size, kind, one, body);
+  }
 }
 
 }  // namespace
@@ -86,13 +86,13 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
 }
 
 int64_t PlainHistoryBytes(int size, int32_t iterations) {
-  return WithPlainShape(size, [&](auto shape) {
+  return WithPlainShape<true>(size, [&](auto shape) {
     using Shape = decltype(shape);
     return HistoryBytes<Shape>(PlainTraits<Shape, Work::kUnrolled, false, false, false>::kHistoryVectors, iterations);
   });
 }
 int64_t PlainWaitingBytes(int size, int32_t iterations) {
-  return WithPlainShape(size, [&](auto shape) -> int64_t {
+  return WithPlainShape<true>(size, [&](auto shape) -> int64_t {
     using Shape = decltype(shape);
     return PlainTraits<Shape, Work::kUnrolled, false, false, false>::kDefers ? HistoryBytes<Shape>(2, iterations) : 0;
   });

@@ -37,26 +37,29 @@ struct PlainTraits {
   static constexpr bool kDirect = kOne && !kShort && kWork == Work::kForward && MayBeGauged<Shape>;
   // One buffer for what goes out and one for what comes in meanwhile; where they would leave too little room for other
   // blocks, the same for both, and nothing comes in meanwhile.
-  static constexpr bool kFetches =
-      !kDirect && (kUnrolled ? Shape::kSize == 16 || Shape::kSize == 32 : Shape::kSize < 64);
+  static constexpr bool kFetches = kUnrolled   ? (kOne && Shape::kSize == 16) || Shape::kSize == 32
+                                   : kImplicit ? Shape::kSize < 64
+                                               : !kDirect && (kOne || Shape::kSize < 20);
   static constexpr int kBuffers = kFetches ? 2 : 1;
   // Where registers have no room for it.
   static constexpr bool kSharedTally = kImplicit || Shape::kSize > 32 || Shape::R* Shape::C > 32;
-  static constexpr int kBufferFloats = PlainStage<Shape, kShort, !kOne>::kBufferFloats;  // Of one.
+  static constexpr int kLeast = LeastSide(Shape::kSize, kWork != Work::kForward);
+  using Way = PlainStage<Shape, kShort, !kOne, kLeast>;
+  static constexpr int kBufferFloats = Way::kBufferFloats;  // Of one.
   static constexpr int kBufferBytes = kWarps * kBuffers * kBufferFloats * static_cast<int>(sizeof(float));
   // Blocks per multiprocessor that registers must leave room for.
-  static constexpr int kBlocks = Shape::kSize == 64   ? 2
-                                 : kImplicit          ? (Shape::kSize == 4    ? 3
-                                                         : Shape::kSize == 24 ? 2
-                                                                              : 3)
-                                 : Shape::kSize == 4  ? (kUnrolled ? 4
-                                                         : kOne    ? 9
-                                                                   : 6)
-                                 : Shape::kSize == 20 ? 2
-                                 : Shape::kSize == 24 ? (kUnrolled ? 2 : 3)
-                                 : kUnrolled          ? 3
-                                 : Shape::kSize == 12 ? (kSoftmax ? 4 : 5)
-                                                      : (kOne && Shape::kSize != 16 && !kShort ? 5 : 4);
+  static constexpr int Blocks() {
+    constexpr int kSize = Shape::kSize;
+    if (kSize == 64 || kSize == 28) return 2;
+    if (kSize == 24) return kWork == Work::kForward ? 4 : 2;
+    if (kImplicit || kSize == 20) return 3;
+    if (kSize == 4) return kUnrolled ? 4 : kOne ? 9 : 6;
+    if (kUnrolled) return 3;
+    if (kSize == 32) return kOne ? 3 : 4;
+    if (kOne) return kSize == 8 && !kShort ? 5 : 4;
+    return kSize == 8 || kSoftmax ? 4 : 5;
+  }
+  static constexpr int kBlocks = Blocks();
 };
 
 // Sizes whose tiles are powers of 2 have an instance of kOne.
@@ -64,7 +67,7 @@ template <class Shape>
 constexpr bool HasOne = Shape::kSize <= 32 && (Shape::kSize & (Shape::kSize - 1)) == 0;
 
 // Runs body(Shape) for a tile of kPlainSides.
-template <class Body>
+template <bool kBackward, class Body>
 auto WithPlainShape(int size, Body body) {
   switch (size) {
     case 0:
@@ -80,7 +83,9 @@ auto WithPlainShape(int size, Body body) {
     case 5:
       return body(Tile24());
     case 6:
-      return body(Tile32());
+      return body(Tile28());
+    case 7:
+      return body(std::conditional_t<kBackward, Tile32, Tile32Wide>());
     default:
       return body(Tile64());
   }
@@ -145,10 +150,12 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kPadded = !kOne, kUnrolled = kWork == Work::kUnrolled, kImplicit = kWork == Work::kImplicit;
   using Traits = PlainTraits<Shape, kWork, kShort, kOne, kSoftmax>;
+  using Way = typename Traits::Way;
   // A softmax's logits come once more behind the cotangent, where registers have room for both.
   constexpr bool kChains = kSoftmax && Shape::kSize <= 32;
   constexpr bool kMayBeGauged = !kSoftmax && MayBeGauged<Shape>, kPlanned = kMayBeGauged && !kUnrolled;
-  using Way = PlainStage<Shape, kShort, kPadded>;
+  // K becomes P before its rows are summed up: registers have no room for it and all scalings and sums.
+  constexpr bool kScaled = kWork == Work::kForward && R * C > 64 && !Way::kWide;
   __shared__ Task copy;
   int block = blockIdx.x;
   if constexpr (!kOne) block = LoadTask(launch, &copy);
@@ -156,6 +163,10 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n = kPadded ? task.n : Shape::kSize;
   const Place<Shape> place(lane);
+  // What is outside a matrix smaller than the tile counts for nothing: its scalings are 0. After a softmax, and of rows
+  // longer than a warp, it is K that is the unit matrix there.
+  constexpr bool kUnit = kPadded && (kSoftmax || Way::kWide);
+  const Border<Shape, Traits::kLeast, kPadded && !kUnit> border(place, n);
   // The same, known anew: what is computed from it for each entry is not kept.
   const auto here = [&] { return Way::kPacked ? Place<Shape>(Opaque(lane)) : place; };
   const bool transposed = !kOne && task.transposed;
@@ -185,6 +196,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     float ones[kOwn];  // The scalings before the first iteration.
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) ones[k] = 1;
+    border.ClearCols(ones);
     history.Put(0, ones, ones);
   }
 
@@ -222,11 +234,11 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     }
     // By each matrix's own logits, whatever its neighbours do.
     bool rests = true;
-    if constexpr (!kOne && !kSoftmax) rests = task.guard == Guard::kNone || GuardRests<Shape>(task, here(), K);
+    if constexpr (!kOne && !kSoftmax) rests = task.guard == Guard::kNone || GuardRests<Shape, kUnit>(task, here(), K);
     float u[R], v[C], s[R], q[C];
     bool gauged = false;
     if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart<!kUnrolled>(task.floor32, K, v);
-    const bool safe = (gauged || StartOf<Shape, kPadded, kSoftmax>(task, here(), K)) && rests;
+    const bool safe = (gauged || StartOf<Shape, kUnit, kSoftmax>(task, here(), K)) && rests;
 
     // 2. Iterations. u and v: the first kOwn are the lane's own. kPlanned: K becomes P here or below.
     if constexpr (kMayBeGauged) {
@@ -245,14 +257,17 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     } else if (!gauged) {
 #pragma unroll
       for (int c = 0; c < C; ++c) v[c] = 1;
+      border.ClearCols(v);
       if constexpr (kUnrolled && kMayBeGauged) history.Put(0, nullptr, v);
-#pragma unroll kWork != Work::kForward || Shape::kSize == 64 ? 1 : 2
+      if constexpr (kPadded && !kUnit) GatherCols<Shape>(v);
+#pragma unroll kWork != Work::kForward || Shape::kSize == 64 || Shape::kSize == 28 ? 1 : 2
       for (int t = 1; t <= iterations; ++t) {
-        RowStep<Shape>(K, v, u);
+        RowStep<Shape>(K, v, border, u);
         GatherRows<Shape>(u);
         TimesCols<R, C>(K, u, q);
         ScatterCols<Shape>(q);
         Reciprocals<kOwn>(q, v);
+        border.ClearCols(v);
         if constexpr (kUnrolled) history.Put(t, u, v);
         GatherCols<Shape>(v);
       }
@@ -274,8 +289,21 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
 
     // 3. P and its sums.
     const auto scaled = [&](int r, int c) { return K[r][c] * u[r] * v[c]; };
-    const auto plan = [&](int r, int c) { return kPlanned ? K[r][c] : scaled(r, c); };
-    if (!kPlanned || !gauged) {
+    const auto plan = [&](int r, int c) { return kPlanned || kScaled ? K[r][c] : scaled(r, c); };
+    if constexpr (kScaled) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) q[k] = __fmul_rn(q[k], v[k]);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        s[r] = 0;
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          K[r][c] = scaled(r, c);
+          s[r] += K[r][c];
+        }
+      }
+      ScatterRows<Shape>(s);
+    } else if (!kPlanned || !gauged) {
       TimesRows<R, C>(K, v, s);
       ScatterRows<Shape>(s);
 #pragma unroll
@@ -294,8 +322,9 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     float expected_rows[kOwn], expected_cols[kOwn];
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      expected_rows[k] = kPadded && place.OwnRow(k) >= n ? s[k] : 1.0f;  // The border is no error's.
-      expected_cols[k] = kPadded && place.OwnCol(k) >= n ? q[k] : 1.0f;
+      const bool may = kPadded && Place<Shape>::Last(k) >= Traits::kLeast;  // Be outside, where there is no error.
+      expected_rows[k] = may && place.OwnRow(k) >= n ? s[k] : 1.0f;
+      expected_cols[k] = may && place.OwnCol(k) >= n ? q[k] : 1.0f;
     }
     const float row_error = ErrorL1<Shape>(s, expected_rows), col_error = ErrorL1<Shape>(q, expected_cols);
     const bool there = place.member < count;
@@ -307,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     };
     constexpr bool kMayFail = kImplicit && ImplicitMayFail<Shape>;
     constexpr bool kSettles =
-        !kMayFail && !(kUnrolled && Shape::kSize == 24);  // Later registers are the better for it.
+        !kMayFail && Shape::kSize != 24 && Shape::kSize != 28;  // Later registers are the better for it.
     if constexpr (kSettles) settle();
     if constexpr (!kOne) StoreSums<Shape>(task, place, lane, first, count, s, q, buffer);
     const bool wants_plan = kOne || task.plan.data != nullptr, turns = kImplicit && transposed;
@@ -357,7 +386,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       Adjoints<Shape, Way> G(place, transposed, lane, n, first, count, incoming);
       __syncwarp();  // The buffer is free, but for G's own.
       if constexpr (kChains || Traits::kFetches) fetch_logits(kChains);
-      LastAdjoints<Shape, kPadded>(here(), n, K, u, v, &G, row_bar, col_bar);
+      LastAdjoints<Shape, kUnit>(here(), n, K, u, v, &G, row_bar, col_bar);
       float infinite = 0;
       const auto watched = [&](float gradient) {
         infinite = fmaf(gradient, 0.0f, infinite);
@@ -377,7 +406,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         if constexpr (kSoftmax) {
           SoftmaxReverse<Shape>(K, guard, history, iterations, u, v, row_bar, col_bar, wait);
         } else {
-          ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar, wait);
+          ReversePlain<Shape>(K, border, history, iterations, u, v, row_bar, col_bar, wait);
         }
         G.ForEach([&](int r, int c, float g) { return Exchanged(&K[r][c], g); });
         AddIterations<Shape>(history, vectors, iterations, K);
@@ -397,7 +426,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
           }
         }
         if (!gauged) {
-          ReversePlain<Shape>(K, history, iterations, u, v, row_bar, col_bar, add);
+          ReversePlain<Shape>(K, border, history, iterations, u, v, row_bar, col_bar, add);
           // 5. The gradient.
           G.ForEach([&](int r, int c, float g) { return last(g, K[r][c]); });
         }
@@ -411,7 +440,9 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   });
   AllowNextKernel();
   StoreTally(task, block, tally);
-  AwaitKernelBefore();
+  // So that the launch does not end before the one before. One block is enough: others leave their place to those that
+  // have not begun.
+  if (blockIdx.x == gridDim.x - 1) AwaitKernelBefore();
 }
 
 }  // namespace normalization

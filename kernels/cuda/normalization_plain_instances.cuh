@@ -11,9 +11,9 @@ namespace normalization {
 
 template <Work kWork, bool kShort, bool kSoftmax>
 PlainFunction PlainKernelOf(int size, bool one) {
-  return WithPlainShape(size, [&](auto shape) -> PlainFunction {
+  return WithPlainShape<kWork != Work::kForward>(size, [&](auto shape) -> PlainFunction {
     using Shape = decltype(shape);
-    if constexpr (kWork != Work::kForward && Shape::kSize == 20) {
+    if constexpr (kWork != Work::kForward && !HasBackward(Shape::kSize)) {
       return nullptr;
     } else {
       if constexpr (HasOne<Shape>) {

@@ -9,8 +9,8 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-// A warp's members [first, first + count) of a tensor of n x n matrices and its buffer.
-template <class Shape, bool kShort>
+// A warp's members [first, first + count) of a tensor of n x n matrices, n >= kLeast, and its buffer.
+template <class Shape, bool kShort, int kLeast>
 class PackedStage {
  public:
   static constexpr int kQuad = 4;  // Elements moved at a time.
@@ -75,39 +75,19 @@ class PackedStage {
     }
   }
 
-  // A lane's tile. `transposed`: the kernel's rows are the matrix's columns. What is read outside is of no matrix.
+  // A lane's tile. `transposed`: the kernel's rows are the matrix's columns. Outside are copies of the member's first
+  // row and column.
   __device__ void Read(bool transposed, const float* buffer, float (&tile)[Shape::R][Shape::C]) const {
-    const Place<Shape> place(Opaque(lane_));
-    const int row_step = transposed ? 1 : n_, col_step = transposed ? n_ : 1;
-    const float* const from = buffer + Base(place);
-    int row[Shape::R];
-#pragma unroll
-    for (int r = 0; r < Shape::R; ++r) row[r] = place.Row(r) * row_step;
-#pragma unroll
-    for (int c = 0; c < Shape::C; ++c) {
-      const float* const column = from + place.Col(c) * col_step;
-#pragma unroll
-      for (int r = 0; r < Shape::R; ++r) tile[r][c] = column[row[r]];
-    }
+    ForEach(transposed, [&](int r, int c, bool, int at) {
+      tile[r][c] = *reinterpret_cast<const float*>(reinterpret_cast<const char*>(buffer) + at);
+    });
   }
   // entry(r, c) is what is written.
   template <class Entry>
   __device__ void WriteEach(bool transposed, float* buffer, Entry entry) const {
-    const Place<Shape> place(Opaque(lane_));
-    const int row_step = transposed ? 1 : n_, col_step = transposed ? n_ : 1;
-    float* const to = buffer + Base(place);
-    int row[Shape::R];
-#pragma unroll
-    for (int r = 0; r < Shape::R; ++r) row[r] = place.Row(r) * row_step;
-#pragma unroll
-    for (int c = 0; c < Shape::C; ++c) {
-      const bool inside = place.Col(c) < n_;
-      float* const column = to + place.Col(c) * col_step;
-#pragma unroll
-      for (int r = 0; r < Shape::R; ++r) {
-        if (inside && place.Row(r) < n_) column[row[r]] = entry(r, c);
-      }
-    }
+    ForEach(transposed, [&](int r, int c, bool inside, int at) {
+      if (inside) *reinterpret_cast<float*>(reinterpret_cast<char*>(buffer) + at) = entry(r, c);
+    });
   }
   // body(r, c, entry), 0 outside. Not transposed.
   template <class Body>
@@ -163,6 +143,44 @@ class PackedStage {
       static_cast<uint16_t*>(output.data)[to] = static_cast<uint16_t>(Pack(output.dtype, x).x);
     } else {
       static_cast<float*>(output.data)[to] = one;
+    }
+  }
+  // body(r, c, inside, at) for a lane's tile. at: in bytes from the buffer; of what is outside, where its copy is.
+  template <class Body>
+  __device__ void ForEach(bool transposed, Body body) const {
+    const Place<Shape> place(Opaque(lane_));
+    if (Place<Shape>::Last(0) < kLeast && !transposed) {
+      ForEach(place, 4 * n_, 4, body);  // A group's columns lie side by side: one address for those always inside.
+    } else {
+      ForEach(place, transposed ? 4 : 4 * n_, transposed ? 4 * n_ : 4, body);
+    }
+  }
+  template <class Body>
+  __device__ void ForEach(const Place<Shape>& place, int row_step, int col_step, Body body) const {
+    constexpr int kOwn = Shape::kOwn, R = Shape::R, C = Shape::C;
+    // Of lines that are always inside one address a group.
+    const auto line = [&](int number, int group, int step, bool inside) {
+      const bool always = Place<Shape>::Last(number) < kLeast;
+      return always ? group * step + number % kOwn * step : inside ? (group + number % kOwn) * step : 0;
+    };
+    const auto row_inside = [&](int r) { return Place<Shape>::Last(r) < kLeast || place.Row(r) < n_; };
+    const auto col_inside = [&](int c) { return Place<Shape>::Last(c) < kLeast || place.Col(c) < n_; };
+    const auto row = [&](int r) {
+      return 4 * Base(place) + line(r, place.Row(r / kOwn * kOwn), row_step, row_inside(r));
+    };
+    const auto col = [&](int c) { return line(c, place.Col(c / kOwn * kOwn), col_step, col_inside(c)); };
+    if constexpr (R == C) {  // Fewer addresses are kept of columns.
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int c = 0; c < C; ++c) body(r, c, row_inside(r) && col_inside(c), row(r) + col(c));
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) body(r, c, row_inside(r) && col_inside(c), row(r) + col(c));
+      }
     }
   }
   __device__ int Base(const Place<Shape>& place) const { return shift_ + place.member * (n_ * n_ + pad_); }

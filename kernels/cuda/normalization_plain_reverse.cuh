@@ -2,19 +2,21 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_REVERSE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_REVERSE_CUH_
 
-#include "kernels/cuda/normalization_registers.cuh"
+#include "kernels/cuda/normalization_plain_start.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
 // u, the lane's own rows of it, from v.
-template <class Shape>
-__device__ inline void RowStep(const float (&K)[Shape::R][Shape::C], const float (&v)[Shape::C], float (&u)[Shape::R]) {
+template <class Shape, class Border>
+__device__ inline void RowStep(const float (&K)[Shape::R][Shape::C], const float (&v)[Shape::C], const Border& border,
+                               float (&u)[Shape::R]) {
   float s[Shape::R];
   TimesRows<Shape::R, Shape::C>(K, v, s);
   ScatterRows<Shape>(s);
   Reciprocals<Shape::kOwn>(s, u);
+  border.ClearRows(u);
 }
 
 // A lane's adjoints of log K but for the factor K. Rows that registers have no room for stay in the buffer, in the
@@ -102,10 +104,10 @@ __device__ inline void LastAdjoints(const Place<Shape>& place, int n, const floa
 
 // The iterations backward. u, v: of the last iteration. add(t, u, x, v, y): G loses u_t y_t^T + x_t v_(t-1)^T; of each
 // the first kOwn are the lane's own.
-template <class Shape, class Memory, class Add>
-__device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Memory& history, int iterations,
-                                    float (&u)[Shape::R], float (&v)[Shape::C], float (&row_bar)[Shape::R],
-                                    float (&col_bar)[Shape::C], Add add) {
+template <class Shape, class Border, class Memory, class Add>
+__device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Border& border, const Memory& history,
+                                    int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
+                                    float (&row_bar)[Shape::R], float (&col_bar)[Shape::C], Add add) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   float v_own[kOwn];
 #pragma unroll
@@ -121,7 +123,7 @@ __device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const 
     for (int k = 0; k < kOwn; ++k) v_own[k] = v[k];
     GatherCols<Shape>(y);
     GatherCols<Shape>(v);
-    if constexpr (!Memory::kHasU) RowStep<Shape>(K, v, u);
+    if constexpr (!Memory::kHasU) RowStep<Shape>(K, v, border, u);
     GatherRows<Shape>(u);
     TimesRows<R, C>(K, y, s);
     ScatterRows<Shape>(s);

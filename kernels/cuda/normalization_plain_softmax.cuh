@@ -96,7 +96,7 @@ __device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], floa
     GatherCols<Shape>(v);
   };
   columns(1);
-#pragma unroll(Shape::kLanes == 1 ? 4 : 2)
+#pragma unroll(Shape::kLanes == 1 ? 4 : Shape::kSize == 28 ? 1 : 2)
   for (int t = 2; t <= iterations; ++t) {
     float s[R];
     TimesRows<R, C>(K, v, s);

@@ -9,7 +9,7 @@ namespace cuda {
 namespace normalization {
 
 // A warp's members [first, first + count) of a tensor and its buffer. What is not there of a tile is left as it is.
-template <class Shape, bool kShort, bool kPadded>
+template <class Shape, bool kShort, bool kPadded, int kLeast>
 struct PlainStage {
   using Any = Stage<Shape>;
   static constexpr int kArea = Shape::kSize * Shape::kSize;
@@ -17,7 +17,7 @@ struct PlainStage {
   static constexpr int kVectors = Shape::kMembers * kArea / (32 * kPer);
   static constexpr bool kPads = kPadded;
   static constexpr bool kPacked = kPadded && Shape::kSize <= 32;
-  using Packed = PackedStage<Shape, kShort>;
+  using Packed = PackedStage<Shape, kShort, kLeast>;
   static constexpr int kBufferFloats = kPacked ? Packed::kBufferFloats : Shape::kBufferFloats;
   static constexpr bool kWide = Shape::kSize > 32;  // A row is more than a warp has lanes; a member, n > 32, a warp's.
 

@@ -13,6 +13,26 @@ template <bool kPadded, class Shape>
 __device__ inline bool IsInside(const Task& task, const Place<Shape>& place, int r, int c) {
   return !kPadded || (place.Row(r) < task.n && place.Col(c) < task.n);
 }
+// The scalings of a matrix smaller than the tile, n >= kLeast, are 0 outside. kActs: there are such matrices.
+template <class Shape, int kLeast, bool kActs>
+class Border {
+ public:
+  __device__ Border(const Place<Shape>& place, int n) : place_(place), n_(n) {}
+  // Of x, the lane's own.
+  __device__ void ClearRows(float* x) const { Clear(n_ - place_.OwnRow(0), x); }
+  __device__ void ClearCols(float* x) const { Clear(n_ - place_.OwnCol(0), x); }
+
+ private:
+  __device__ static void Clear(int inside, float* x) {
+#pragma unroll
+    for (int k = 0; k < Shape::kOwn; ++k) {
+      if (kActs && Place<Shape>::Last(k) >= kLeast && k >= inside) x[k] = 0;
+    }
+  }
+  const Place<Shape>& place_;
+  const int n_;
+};
+
 // Row maxima, in all lanes of a row.
 template <class Shape, bool kPadded>
 __device__ inline void RowTops(const Task& task, const Place<Shape>& place, const float (&W)[Shape::R][Shape::C],
@@ -56,26 +76,26 @@ __device__ inline bool PlainStart(const Task& task, const Place<Shape>& place, f
 // Whether a guard, a least number that sums are divided by, acts on none of them, so that members are solved as without
 // it. Two half steps tell: the first sums of rows, which are e^top or more, and those of columns then, which are
 // e^(W - top) / n or more of their every entry. All later ones are means of reciprocals of the sums before, n at most.
-template <class Shape>
+template <class Shape, bool kPadded>
 __device__ inline bool GuardRests(const Task& task, const Place<Shape>& place, const float (&W)[Shape::R][Shape::C]) {
   float top[Shape::R], most[Shape::C];
-  RowTops<Shape, true>(task, place, W, top);
+  RowTops<Shape, kPadded>(task, place, W, top);
 #pragma unroll
   for (int c = 0; c < Shape::C; ++c) {
     most[c] = -FLT_MAX;
 #pragma unroll
     for (int r = 0; r < Shape::R; ++r) {
-      if (IsInside<true>(task, place, r, c)) most[c] = fmaxf(most[c], W[r][c] - top[r]);
+      if (IsInside<kPadded>(task, place, r, c)) most[c] = fmaxf(most[c], W[r][c] - top[r]);
     }
   }
   ScatterCols<Shape, Max>(most);
   const float guard = logf(static_cast<float>(task.guard_value)), of_column = guard + logf(static_cast<float>(task.n));
   bool rests = true;
 #pragma unroll
-  for (int r = 0; r < Shape::R; ++r) rests = rests && (place.Row(r) >= task.n || top[r] > guard);
+  for (int r = 0; r < Shape::R; ++r) rests = rests && ((kPadded && place.Row(r) >= task.n) || top[r] > guard);
 #pragma unroll
   for (int k = 0; k < Shape::kOwn; ++k) {
-    rests = rests && (place.OwnCol(k) >= task.n || most[k] > of_column);
+    rests = rests && ((kPadded && place.OwnCol(k) >= task.n) || most[k] > of_column);
   }
   return OverMatrix<Shape, Min>(rests ? 1.0f : 0.0f) > 0;
 }

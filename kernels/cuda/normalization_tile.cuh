@@ -43,8 +43,10 @@ using Tile12 = TileShape<6, 6, 2, 2>;
 using Tile16 = TileShape<4, 8, 4, 2>;
 using Tile20 = TileShape<10, 10, 2, 2>;
 using Tile24 = TileShape<6, 12, 4, 2>;
+using Tile28 = TileShape<14, 14, 2, 2>;
 using Tile32 = TileShape<4, 8, 8, 4>;
-using Tile64 = TileShape<8, 16, 8, 4>;  // The plain recipes' alone.
+using Tile32Wide = TileShape<8, 8, 4, 4>;  // Fewer exchanges for more registers.
+using Tile64 = TileShape<8, 16, 8, 4>;     // The plain recipes' alone.
 
 // Where a lane is in its matrix.
 template <class Shape>
@@ -59,6 +61,8 @@ struct Place {
   __device__ int Col(int c) const { return Shape::C * q + Twisted(c, col_twist, p); }
   __device__ int OwnRow(int k) const { return Shape::R * p + row_twist + k; }
   __device__ int OwnCol(int k) const { return Shape::C * q + col_twist + k; }
+  // The last of all lanes' rows number r, and of their columns.
+  static constexpr int Last(int k) { return Shape::kSize - Shape::kOwn + k % Shape::kOwn; }
   // Tells lanes of a matrix apart.
   __device__ bool first() const { return p == 0 && q == 0; }
 
