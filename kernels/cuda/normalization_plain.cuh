@@ -1,8 +1,8 @@
 // The registers kernel for the plain recipes: square, marginals 1, no guard that acts, a fixed number of iterations;
 // and for those that begin with a softmax. Lean: of few matrices a solve is all latency.
 //
-// Matrices smaller than the tile are bordered with the unit matrix, whose scalings are and stay 1. So nothing but their
-// way in and out tells them from whole ones.
+// What a tile has outside a matrix smaller than it are copies of the matrix's first row and column, whose scalings are 0;
+// after a softmax, and of rows longer than a warp, the unit matrix, whose scalings are and stay 1.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 
@@ -163,8 +163,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n = kPadded ? task.n : Shape::kSize;
   const Place<Shape> place(lane);
-  // What is outside a matrix smaller than the tile counts for nothing: its scalings are 0. After a softmax, and of rows
-  // longer than a warp, it is K that is the unit matrix there.
+  // K is the unit matrix outside.
   constexpr bool kUnit = kPadded && (kSoftmax || Way::kWide);
   const Border<Shape, Traits::kLeast, kPadded && !kUnit> border(place, n);
   // The same, known anew: what is computed from it for each entry is not kept.
