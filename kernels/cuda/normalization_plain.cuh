@@ -1,8 +1,8 @@
 // The registers kernel for the plain recipes: square, marginals 1, no guard that acts, a fixed number of iterations;
 // and for those that begin with a softmax. Lean: of few matrices a solve is all latency.
 //
-// What a tile has outside a matrix smaller than it are copies of the matrix's first row and column, whose scalings are 0;
-// after a softmax, and of rows longer than a warp, the unit matrix, whose scalings are and stay 1.
+// What a tile has outside a smaller matrix are copies of the matrix's first row and column, whose scalings are 0; after
+// a softmax, and of rows longer than a warp, the unit matrix, whose scalings are and stay 1.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 
