@@ -1,5 +1,6 @@
 // The plain recipes' kernel: which instance, with how much shared memory, and its launch.
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/normalization_kernels.h"
@@ -68,6 +69,22 @@ auto WithTraits(int size, const PlainKind& kind, bool one, Body body) {
       return WithTraitsOf<Work::kImplicit>(size, kind, one, body);
   }
 }
+
+// The host's table of members says what the tiles have.
+template <bool kBackward>
+constexpr bool MembersAgree(int size) {
+  return WithPlainShape<kBackward>(size, [size](auto shape) {
+    return decltype(shape)::kMembers == PlainMembers(size, kBackward) && decltype(shape)::kSize == kPlainSides[size];
+  });
+}
+template <bool kBackward>
+constexpr bool AllMembersAgree() {
+  for (size_t size = 0; size < std::size(kPlainSides); ++size) {
+    if (!MembersAgree<kBackward>(static_cast<int>(size))) return false;
+  }
+  return true;
+}
+static_assert(AllMembersAgree<false>() && AllMembersAgree<true>(), "see PlainMembers");
 
 }  // namespace
 

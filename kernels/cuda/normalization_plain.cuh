@@ -68,7 +68,7 @@ constexpr bool HasOne = Shape::kSize <= 32 && (Shape::kSize & (Shape::kSize - 1)
 
 // Runs body(Shape) for a tile of kPlainSides.
 template <bool kBackward, class Body>
-auto WithPlainShape(int size, Body body) {
+constexpr auto WithPlainShape(int size, Body body) {
   switch (size) {
     case 0:
       return body(Tile4());
@@ -163,9 +163,9 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n = kPadded ? task.n : Shape::kSize;
   const Place<Shape> place(lane);
-  // K is the unit matrix outside.
-  constexpr bool kUnit = kPadded && (kSoftmax || Way::kWide);
-  const Border<Shape, Traits::kLeast, kPadded && !kUnit> border(place, n);
+  // Outside, K is the unit matrix, or scalings are cleared.
+  constexpr bool kUnit = kPadded && (kSoftmax || Way::kWide), kClears = kPadded && !kUnit;
+  const Border<Shape, Traits::kLeast, kClears> border(place, n);
   // The same, known anew: what is computed from it for each entry is not kept.
   const auto here = [&] { return Way::kPacked ? Place<Shape>(Opaque(lane)) : place; };
   const bool transposed = !kOne && task.transposed;
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       for (int c = 0; c < C; ++c) v[c] = 1;
       border.ClearCols(v);
       if constexpr (kUnrolled && kMayBeGauged) history.Put(0, nullptr, v);
-      if constexpr (kPadded && !kUnit) GatherCols<Shape>(v);
+      if constexpr (kClears) GatherCols<Shape>(v);
 #pragma unroll kWork != Work::kForward || Shape::kSize == 64 || Shape::kSize == 28 ? 1 : 2
       for (int t = 1; t <= iterations; ++t) {
         RowStep<Shape>(K, v, border, u);
@@ -321,9 +321,9 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     float expected_rows[kOwn], expected_cols[kOwn];
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      const bool may = kPadded && Place<Shape>::Last(k) >= Traits::kLeast;  // Be outside, where there is no error.
-      expected_rows[k] = may && place.OwnRow(k) >= n ? s[k] : 1.0f;
-      expected_cols[k] = may && place.OwnCol(k) >= n ? q[k] : 1.0f;
+      const bool may_leave = kPadded && Place<Shape>::Last(k) >= Traits::kLeast;  // Outside there is no error.
+      expected_rows[k] = may_leave && place.OwnRow(k) >= n ? s[k] : 1.0f;
+      expected_cols[k] = may_leave && place.OwnCol(k) >= n ? q[k] : 1.0f;
     }
     const float row_error = ErrorL1<Shape>(s, expected_rows), col_error = ErrorL1<Shape>(q, expected_cols);
     const bool there = place.member < count;

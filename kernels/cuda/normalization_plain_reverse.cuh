@@ -9,9 +9,9 @@ namespace cuda {
 namespace normalization {
 
 // u, the lane's own rows of it, from v.
-template <class Shape, class Border>
-__device__ inline void RowStep(const float (&K)[Shape::R][Shape::C], const float (&v)[Shape::C], const Border& border,
-                               float (&u)[Shape::R]) {
+template <class Shape, int kLeast, bool kActs>
+__device__ inline void RowStep(const float (&K)[Shape::R][Shape::C], const float (&v)[Shape::C],
+                               const Border<Shape, kLeast, kActs>& border, float (&u)[Shape::R]) {
   float s[Shape::R];
   TimesRows<Shape::R, Shape::C>(K, v, s);
   ScatterRows<Shape>(s);
@@ -104,9 +104,9 @@ __device__ inline void LastAdjoints(const Place<Shape>& place, int n, const floa
 
 // The iterations backward. u, v: of the last iteration. add(t, u, x, v, y): G loses u_t y_t^T + x_t v_(t-1)^T; of each
 // the first kOwn are the lane's own.
-template <class Shape, class Border, class Memory, class Add>
-__device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Border& border, const Memory& history,
-                                    int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
+template <class Shape, int kLeast, bool kActs, class Memory, class Add>
+__device__ inline void ReversePlain(const float (&K)[Shape::R][Shape::C], const Border<Shape, kLeast, kActs>& border,
+                                    const Memory& history, int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
                                     float (&row_bar)[Shape::R], float (&col_bar)[Shape::C], Add add) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   float v_own[kOwn];

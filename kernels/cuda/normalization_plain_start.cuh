@@ -13,7 +13,7 @@ template <bool kPadded, class Shape>
 __device__ inline bool IsInside(const Task& task, const Place<Shape>& place, int r, int c) {
   return !kPadded || (place.Row(r) < task.n && place.Col(c) < task.n);
 }
-// The scalings of a matrix smaller than the tile, n >= kLeast, are 0 outside. kActs: there are such matrices.
+// Clears what scalings have outside a matrix smaller than the tile, n >= kLeast. kActs: else it does nothing.
 template <class Shape, int kLeast, bool kActs>
 class Border {
  public:

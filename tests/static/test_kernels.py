@@ -22,7 +22,7 @@ KERNEL = re.compile(
 HOT = {
     "normalization_plain_backward.cu": ("PlainKernel", 11),
     "normalization_plain_backward_short.cu": ("PlainKernel", 11),
-    # Tiles of 28 spill what the last half iteration leaves no room for, once.
+    # Forward, tiles of 28 fill all registers and spill some, none in their iterations but after a softmax.
     "normalization_plain_forward.cu": (r"PlainKernelINS\w*9TileShapeILi(?!14)", 12),
     "normalization_plain_forward_short.cu": (r"PlainKernelINS\w*9TileShapeILi(?!14)", 12),
     "normalization_plain_implicit.cu": (r"PlainKernelINS\w*9TileShapeILi(4ELi4E|4ELi8ELi[48]E|8ELi16E)", 7),
