@@ -1,8 +1,8 @@
 // The registers kernel for the plain recipes: square, marginals 1, no guard that acts, a fixed number of iterations;
 // and for those that begin with a softmax. Lean: of few matrices a solve is all latency.
 //
-// What a tile has outside a smaller matrix are copies of the matrix's first row and column, whose scalings are 0; after
-// a softmax, and of rows longer than a warp, the unit matrix, whose scalings are and stay 1.
+// What a tile has outside a smaller matrix are copies of the matrix's first row and column, whose scalings are 0; of
+// rows longer than a warp, the unit matrix, whose scalings are and stay 1.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_CUH_
 
@@ -51,7 +51,7 @@ struct PlainTraits {
   static constexpr int Blocks() {
     constexpr int kSize = Shape::kSize;
     if (kSize == 64 || kSize == 28) return 2;
-    if (kSize == 24) return kWork == Work::kForward ? 4 : 2;
+    if (kSize == 24) return kWork == Work::kForward ? (kSoftmax ? 3 : 4) : 2;
     if (kImplicit || kSize == 20) return 3;
     if (kSize == 4) return kUnrolled ? 4 : kOne ? 9 : 6;
     if (kUnrolled) return 3;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   const int n = kPadded ? task.n : Shape::kSize;
   const Place<Shape> place(lane);
   // Outside, K is the unit matrix, or scalings are cleared.
-  constexpr bool kUnit = kPadded && (kSoftmax || Way::kWide), kClears = kPadded && !kUnit;
+  constexpr bool kUnit = kPadded && Way::kWide, kClears = kPadded && !kUnit;
   const Border<Shape, Traits::kLeast, kClears> border(place, n);
   // The same, known anew: what is computed from it for each entry is not kept.
   const auto here = [&] { return Way::kPacked ? Place<Shape>(Opaque(lane)) : place; };
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     float u[R], v[C], s[R], q[C];
     bool gauged = false;
     if constexpr (kMayBeGauged) gauged = (!kPadded || n == kGauged) && GaugeStart<!kUnrolled>(task.floor32, K, v);
-    const bool safe = (gauged || StartOf<Shape, kUnit, kSoftmax>(task, here(), K)) && rests;
+    const bool safe = (gauged || StartOf<Shape, kPadded, kUnit, kSoftmax>(task, here(), K)) && rests;
 
     // 2. Iterations. u and v: the first kOwn are the lane's own. kPlanned: K becomes P here or below.
     if constexpr (kMayBeGauged) {
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
       }
     }
     if constexpr (kSoftmax) {
-      SoftmaxIterate<Shape>(K, guard, iterations, u, v, q, [&](int t, auto& u, auto& v) {
+      SoftmaxIterate<Shape>(K, border, guard, iterations, u, v, q, [&](int t, auto& u, auto& v) {
         if constexpr (kUnrolled) history.Put(t, u, v);
       });
     } else if (!gauged) {
@@ -396,14 +396,14 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         G.ForEach([&](int r, int c, float g) { return fmaf(-u[r], y[c], fmaf(-x[r], v[c], g)); });
       };
       if constexpr (kSoftmax && !Traits::kDefers) {
-        SoftmaxReverse<Shape>(K, guard, history, iterations, u, v, row_bar, col_bar, add);
+        SoftmaxReverse<Shape>(K, border, guard, history, iterations, u, v, row_bar, col_bar, add);
         // 5. The gradient.
         chain_to_logits(std::false_type(), G.Kept(), &infinite);
       } else if constexpr (Traits::kDefers) {
         History<kOwn> vectors(slot);
         const auto wait = [&](int t, auto&, auto& x, auto&, auto& y) { vectors.Put(t, x, y); };
         if constexpr (kSoftmax) {
-          SoftmaxReverse<Shape>(K, guard, history, iterations, u, v, row_bar, col_bar, wait);
+          SoftmaxReverse<Shape>(K, border, guard, history, iterations, u, v, row_bar, col_bar, wait);
         } else {
           ReversePlain<Shape>(K, border, history, iterations, u, v, row_bar, col_bar, wait);
         }

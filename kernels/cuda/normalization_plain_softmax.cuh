@@ -21,62 +21,65 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-// e^(W - row maximum) in place of W, 0 outside, and 1 / its row sums in all lanes of a row.
-template <class Shape, bool kPadded>
+// e^(W - row maximum) in place of W and 1 / its row sums in all lanes of a row. 0 in columns outside and, kUnit, in
+// rows outside.
+template <class Shape, bool kPadded, bool kUnit>
 __device__ inline void Softmax(const Task& task, const Place<Shape>& place, float (&W)[Shape::R][Shape::C],
                                float (&scale)[Shape::R]) {
   constexpr float kLog2E = 1.4426950408889634f;
   float top[Shape::R];
-  RowTops<Shape, kPadded>(task, place, W, top);
+  RowTops<Shape, kUnit>(task, place, W, top);
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
       const float e = Exp2(kLog2E * (W[r][c] - top[r]));
-      W[r][c] = IsInside<kPadded>(task, place, r, c) ? e : 0.0f;
+      const bool inside = kUnit ? IsInside<kPadded>(task, place, r, c) : !kPadded || place.Col(c) < task.n;
+      W[r][c] = inside ? e : 0.0f;
       scale[r] = c == 0 ? W[r][c] : scale[r] + W[r][c];
     }
   }
   ScatterRows<Shape>(scale);
 #pragma unroll
   for (int k = 0; k < Shape::kOwn; ++k) {
-    scale[k] = Reciprocal(kPadded && place.OwnRow(k) >= task.n ? 1.0f : scale[k]);
+    scale[k] = Reciprocal(kUnit && place.OwnRow(k) >= task.n ? 1.0f : scale[k]);
   }
   GatherRows<Shape>(scale);
 }
 
-// K in place of W. Its range is the offset's.
-template <class Shape, bool kPadded>
+// K in place of W. Its range is the offset's. kUnit: the unit matrix outside; else what has scalings of 0.
+template <class Shape, bool kPadded, bool kUnit>
 __device__ inline void SoftmaxStart(const Task& task, const Place<Shape>& place, float (&K)[Shape::R][Shape::C]) {
   float scale[Shape::R];
-  Softmax<Shape, kPadded>(task, place, K, scale);
+  Softmax<Shape, kPadded, kUnit>(task, place, K, scale);
   const float offset = static_cast<float>(task.offset);
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
     for (int c = 0; c < Shape::C; ++c) {
-      const bool inside = IsInside<kPadded>(task, place, r, c);
+      const bool inside = !kUnit || IsInside<kPadded>(task, place, r, c);
       K[r][c] = inside ? fmaf(K[r][c], scale[r], offset) : place.Row(r) == place.Col(c) ? 1.0f : 0.0f;
     }
   }
 }
 
 // K of either kind of recipe. False: the range is too wide.
-template <class Shape, bool kPadded, bool kSoftmax>
+template <class Shape, bool kPadded, bool kUnit, bool kSoftmax>
 __device__ inline bool StartOf(const Task& task, const Place<Shape>& place, float (&K)[Shape::R][Shape::C]) {
   if constexpr (kSoftmax) {
-    SoftmaxStart<Shape, kPadded>(task, place, K);
+    SoftmaxStart<Shape, kPadded, kUnit>(task, place, K);
     return true;
   } else {
-    return PlainStart<Shape, kPadded>(task, place, K);
+    return PlainStart<Shape, kUnit>(task, place, K);
   }
 }
 
 // u and v after all iterations, in all lanes of a row or column, and q = K^T u, the lane's own. put(t, u, v): what the
 // lane owns after t of them.
-template <class Shape, class Put>
-__device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], float guard, int iterations,
-                                      float (&u)[Shape::R], float (&v)[Shape::C], float (&q)[Shape::C], Put put) {
+template <class Shape, class Border, class Put>
+__device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], const Border& border, float guard,
+                                      int iterations, float (&u)[Shape::R], float (&v)[Shape::C], float (&q)[Shape::C],
+                                      Put put) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   float a[kOwn], b[kOwn];
 #pragma unroll
@@ -86,12 +89,15 @@ __device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], floa
 #pragma unroll
   for (int c = 0; c < C; ++c) v[c] = 1;
   put(0, u, v);
+  border.ClearRows(u);
+  if constexpr (Border::kClears) GatherRows<Shape>(u);
   const auto columns = [&](int t) {
     TimesCols<R, C>(K, u, q);
     ScatterCols<Shape>(q);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) b[k] = fmaf(guard, b[k], q[k]);
     Reciprocals<kOwn>(b, v);
+    border.ClearCols(v);
     put(t, u, v);
     GatherCols<Shape>(v);
   };
@@ -104,15 +110,16 @@ __device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], floa
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) a[k] = fmaf(guard, a[k], s[k]);
     Reciprocals<kOwn>(a, u);
+    border.ClearRows(u);
     GatherRows<Shape>(u);
     columns(t);
   }
 }
 
 // The iterations backward. u, v: of the last. row_bar, col_bar: sums of dP * P, the lane's own. add: as ReversePlain's.
-template <class Shape, class Memory, class Add>
-__device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], float guard, const Memory& history,
-                                      int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
+template <class Shape, class Border, class Memory, class Add>
+__device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], const Border& border, float guard,
+                                      const Memory& history, int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
                                       const float (&row_bar)[Shape::R], const float (&col_bar)[Shape::C], Add add) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kRemade = !Memory::kHasU;  // u is.
@@ -148,6 +155,7 @@ __device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], floa
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) a[k] = fmaf(guard, sums[k], a[k]);
       Reciprocals<kOwn>(a, u);
+      border.ClearRows(u);
     } else {
       history.GetU(t, u);
       history.GetV(t - 1, v);
@@ -186,7 +194,7 @@ template <class Shape, bool kPadded, bool kOfLog>
 __device__ inline void SoftmaxChain(const Task& task, const Place<Shape>& place, float (&W)[Shape::R][Shape::C],
                                     float (&G)[Shape::R][Shape::C], float* infinite) {
   float scale[Shape::R], total[Shape::R];
-  Softmax<Shape, kPadded>(task, place, W, scale);
+  Softmax<Shape, kPadded, kPadded>(task, place, W, scale);
   const float offset = static_cast<float>(task.offset);
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
