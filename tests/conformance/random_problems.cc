@@ -6,7 +6,7 @@
 namespace sinkhorn::conformance {
 
 double Random::Uniform(double low, double high) {
-  const double unit = std::ldexp(static_cast<double>(generator_() >> 11), -53);
+  const double unit = static_cast<double>(generator_() >> 11) * 0x1p-53;
   return low + (high - low) * unit;
 }
 
