@@ -53,8 +53,8 @@ class MemberCheck {
   MemberCheck(const Case& c, const Answer& answer, const Potentials& at, bool projects_light_rows)
       : c_(c),
         answer_(answer),
-        at_(at),
         problem_(MemberTransport(c)),
+        at_(WithKnownPlan(problem_, at)),
         delta_(PotentialTolerance(c, at)),
         relative_(PlanTolerance(c, at)),
         negligible_(Negligible()),
@@ -302,8 +302,8 @@ class MemberCheck {
 
   const Case& c_;
   const Answer& answer_;
-  const Potentials& at_;
   const Transport problem_;
+  const Potentials at_;
   const double delta_;
   const double relative_;
   const double negligible_;

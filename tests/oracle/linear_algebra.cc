@@ -2,17 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <thread>
 #include <utility>
 
 namespace sinkhorn::oracle {
+namespace {
 
-double Sum(const Vector& values) {
-  double sum = 0;
-  for (double value : values) sum += value;
-  return sum;
+// f of all values, by eight that do not wait for each other.
+template <class F>
+double Fold(const double* values, int64_t count, double start, F f) {
+  double folded[8];
+  std::fill(std::begin(folded), std::end(folded), start);
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (int64_t k = 0; k < 8; ++k) folded[k] = f(folded[k], values[i + k]);
+  }
+  for (; i < count; ++i) folded[0] = f(folded[0], values[i]);
+  for (int64_t k = 1; k < 8; ++k) folded[0] = f(folded[0], folded[k]);
+  return folded[0];
 }
+
+double LargerOf(double p, double q) { return p < q ? q : p; }
+
+}  // namespace
+
+double Sum(const Vector& values) { return Fold(values.data(), values.size(), 0, std::plus<>()); }
 
 double Dot(const Vector& p, const Vector& q) {
   double sum = 0;
@@ -33,11 +49,15 @@ double DistanceL1(const Vector& p, const Vector& q) {
 }
 
 double LogSumExp(const double* values, int64_t count) {
-  double largest = -std::numeric_limits<double>::infinity();
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, values[i]);
+  const double largest = Fold(values, count, -std::numeric_limits<double>::infinity(), LargerOf);
   if (std::isinf(largest)) return largest;  // All -inf: -inf - -inf would be NaN.
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += std::exp(values[i] - largest);
+  double sum = 0, terms[256];
+  for (int64_t begin = 0; begin < count; begin += std::size(terms)) {
+    const int64_t some = std::min<int64_t>(std::size(terms), count - begin);
+    for (int64_t k = 0; k < some; ++k) terms[k] = values[begin + k] - largest;
+    Exponentials(terms, some);
+    sum += Fold(terms, some, 0, std::plus<>());
+  }
   return largest + std::log(sum);
 }
 
@@ -75,7 +95,7 @@ Vector SolveLinear(Vector matrix, Vector right, int64_t n) {
 }
 
 Vector SolvePseudoInverse(Vector matrix, const Vector& right, int64_t n, double cutoff) {
-  Vector vectors(n * n, 0.0);  // Column k is the k-th eigenvector.
+  Vector vectors(n * n, 0.0);  // Row k is the k-th eigenvector.
   for (int64_t i = 0; i < n; ++i) vectors[i * n + i] = 1;
   for (int sweep = 0; sweep < 60; ++sweep) {
     double off_diagonal = 0, diagonal = 0;
@@ -92,14 +112,14 @@ Vector SolvePseudoInverse(Vector matrix, const Vector& right, int64_t n, double 
           const double a = matrix[k * n + p], b = matrix[k * n + q];
           matrix[k * n + p] = c * a - s * b;
           matrix[k * n + q] = s * a + c * b;
-          const double v = vectors[k * n + p], w = vectors[k * n + q];
-          vectors[k * n + p] = c * v - s * w;
-          vectors[k * n + q] = s * v + c * w;
         }
         for (int64_t k = 0; k < n; ++k) {
           const double a = matrix[p * n + k], b = matrix[q * n + k];
           matrix[p * n + k] = c * a - s * b;
           matrix[q * n + k] = s * a + c * b;
+          const double v = vectors[p * n + k], w = vectors[q * n + k];
+          vectors[p * n + k] = c * v - s * w;
+          vectors[q * n + k] = s * v + c * w;
         }
       }
     }
@@ -112,8 +132,8 @@ Vector SolvePseudoInverse(Vector matrix, const Vector& right, int64_t n, double 
     const double eigenvalue = matrix[k * n + k];
     if (std::abs(eigenvalue) <= cutoff * largest) continue;
     double projection = 0;
-    for (int64_t i = 0; i < n; ++i) projection += vectors[i * n + k] * right[i];
-    for (int64_t i = 0; i < n; ++i) solution[i] += projection / eigenvalue * vectors[i * n + k];
+    for (int64_t i = 0; i < n; ++i) projection += vectors[k * n + i] * right[i];
+    for (int64_t i = 0; i < n; ++i) solution[i] += projection / eigenvalue * vectors[k * n + i];
   }
   return solution;
 }

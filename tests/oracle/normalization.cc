@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "tests/oracle/transport.h"
@@ -20,10 +21,28 @@ Line LineOf(const Normalization& problem, bool rows, int64_t index) {
   return {index, problem.m, problem.n};
 }
 
-double LineLogSumExp(const Vector& matrix, const Line& line) {
-  Vector values(line.count);
-  for (int64_t k = 0; k < line.count; ++k) values[k] = matrix[line.begin + k * line.stride];
-  return LogSumExp(values.data(), line.count);
+// exp of each entry.
+Vector ExpOfAll(Vector matrix) {
+  Exponentials(matrix.data(), matrix.size());
+  return matrix;
+}
+
+// log(sum(exp(line))) of all rows (or columns).
+Vector LogSums(const Normalization& problem, bool rows, const Vector& matrix) {
+  const int64_t n = problem.n, m = problem.m, count = rows ? n : m;
+  Vector largest(count, -std::numeric_limits<double>::infinity()), sums(count, 0.0), terms(matrix.size());
+  const auto for_all = [&](auto f) {  // f(entry, its line)
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < m; ++j) f(i * m + j, rows ? i : j);
+    }
+  };
+  for_all([&](int64_t at, int64_t line) { largest[line] = std::max(largest[line], matrix[at]); });
+  for (double& value : largest) value = std::isinf(value) ? 0 : value;  // All -inf: -inf - -inf would be NaN.
+  for_all([&](int64_t at, int64_t line) { terms[at] = matrix[at] - largest[line]; });
+  terms = ExpOfAll(std::move(terms));
+  for_all([&](int64_t at, int64_t line) { sums[line] += terms[at]; });
+  for (int64_t line = 0; line < count; ++line) sums[line] = largest[line] + std::log(sums[line]);
+  return sums;
 }
 
 double LogAddExp(double p, double q) {
@@ -65,12 +84,10 @@ Vector FlooredLogits(const Normalization& problem) {
 
 // Row softmax in the log domain, scaled to the row marginals: it stands for the first row step.
 Vector LogSoftmaxRows(const Normalization& problem, Vector logits) {
-  const Vector marginals = RowMarginals(problem);
+  const Vector marginals = RowMarginals(problem), log_sums = LogSums(problem, true, logits);
   for (int64_t i = 0; i < problem.n; ++i) {
-    const double log_sum = LineLogSumExp(logits, LineOf(problem, true, i));
-    for (int64_t j = 0; j < problem.m; ++j) {
-      logits[i * problem.m + j] += std::log(marginals[i]) - log_sum;
-    }
+    const double shift = std::log(marginals[i]) - log_sums[i];
+    for (int64_t j = 0; j < problem.m; ++j) logits[i * problem.m + j] += shift;
   }
   return logits;
 }
@@ -103,9 +120,10 @@ std::vector<bool> Steps(const Normalization& problem) {
 // Divides all rows (or columns) of exp(matrix).
 Vector Divide(const Normalization& problem, bool rows, Vector matrix) {
   const Vector marginals = rows ? RowMarginals(problem) : ColumnMarginals(problem);
+  const Vector log_sums = LogSums(problem, rows, matrix);
   for (int64_t index = 0; index < (rows ? problem.n : problem.m); ++index) {
     const Line line = LineOf(problem, rows, index);
-    const double divisor = LogDivisor(problem.recipe, LineLogSumExp(matrix, line));
+    const double divisor = LogDivisor(problem.recipe, log_sums[index]);
     const double shift = std::log(marginals[index]) - divisor;
     for (int64_t k = 0; k < line.count; ++k) matrix[line.begin + k * line.stride] += shift;
   }
@@ -114,15 +132,22 @@ Vector Divide(const Normalization& problem, bool rows, Vector matrix) {
 
 // Reverse of Divide: turns the gradient in its result into the gradient in its argument `matrix`.
 void DivideBackward(const Normalization& problem, bool rows, const Vector& matrix, Vector* gradient) {
-  for (int64_t index = 0; index < (rows ? problem.n : problem.m); ++index) {
+  const Vector log_sums = LogSums(problem, rows, matrix);
+  Vector totals(log_sums.size(), 0.0), shares = matrix;
+  for (size_t index = 0; index < log_sums.size(); ++index) {
     const Line line = LineOf(problem, rows, index);
-    const double log_sum = LineLogSumExp(matrix, line);
-    double total = 0;
-    for (int64_t k = 0; k < line.count; ++k) total += (*gradient)[line.begin + k * line.stride];
-    total *= LogDivisorSlope(problem.recipe, log_sum);
+    for (int64_t k = 0; k < line.count; ++k) {
+      totals[index] += (*gradient)[line.begin + k * line.stride];
+      shares[line.begin + k * line.stride] -= log_sums[index];
+    }
+    totals[index] *= LogDivisorSlope(problem.recipe, log_sums[index]);
+  }
+  shares = ExpOfAll(std::move(shares));
+  for (size_t index = 0; index < log_sums.size(); ++index) {
+    const Line line = LineOf(problem, rows, index);
     for (int64_t k = 0; k < line.count; ++k) {
       const int64_t at = line.begin + k * line.stride;
-      (*gradient)[at] -= total * std::exp(matrix[at] - log_sum);
+      (*gradient)[at] -= totals[index] * shares[at];
     }
   }
 }
@@ -137,13 +162,13 @@ void StartBackward(const Normalization& problem, Vector* gradient) {
     (*gradient)[k] *= std::exp(before_offset[k] - after_offset[k]);
   }
   if (softmax) {
+    const Vector log_sums = LogSums(problem, true, before_offset);
     for (int64_t i = 0; i < problem.n; ++i) {
-      const double log_sum = LineLogSumExp(before_offset, LineOf(problem, true, i));
       double total = 0;
       for (int64_t j = 0; j < problem.m; ++j) total += (*gradient)[i * problem.m + j];
       for (int64_t j = 0; j < problem.m; ++j) {
         const int64_t at = i * problem.m + j;
-        (*gradient)[at] -= total * std::exp(before_offset[at] - log_sum);
+        (*gradient)[at] -= total * std::exp(before_offset[at] - log_sums[i]);
       }
     }
   }
@@ -254,16 +279,15 @@ Vector Normalize(const Normalization& problem) {
   if (problem.recipe.exact) return NormalizeExactly(problem);
   Vector matrix = StartMatrix(problem);
   for (bool rows : Steps(problem)) matrix = Divide(problem, rows, std::move(matrix));
-  for (double& value : matrix) value = std::exp(value);
-  return matrix;
+  return ExpOfAll(std::move(matrix));
 }
 
 Vector UnrolledGradient(const Normalization& problem, const Vector& cotangent) {
   std::vector<Vector> history = {StartMatrix(problem)};
   const std::vector<bool> steps = Steps(problem);
   for (bool rows : steps) history.push_back(Divide(problem, rows, history.back()));
-  Vector gradient = cotangent;
-  for (size_t k = 0; k < gradient.size(); ++k) gradient[k] *= std::exp(history.back()[k]);
+  Vector gradient = ExpOfAll(history.back());
+  for (size_t k = 0; k < gradient.size(); ++k) gradient[k] *= cotangent[k];
   for (size_t step = steps.size(); step-- > 0;) {
     DivideBackward(problem, steps[step], history[step], &gradient);
   }

@@ -2,6 +2,8 @@
 // this.
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "tests/oracle/closed_forms.h"
@@ -38,6 +40,42 @@ Potentials ConvergedOrFail(const Transport& problem) {
   Potentials at = Converge(problem, &error);
   EXPECT_LT(error, 1e-12 * (Sum(problem.a) + Sum(problem.b)));
   return at;
+}
+
+// ---- Exponentials ---------------------------------------------------------------------------
+
+// Of the C library's, whose own are within one unit: two such units apart at most, and the same where they end.
+TEST(Exponentials, AreTheLibrarys) {
+  for (const auto& [low, high] : {std::pair(-1e-3, 1e-3), std::pair(-40.0, 1.0), std::pair(-746.0, 710.0)}) {
+    for (size_t count : {1, 2, 3, 4, 7, 100, 10007}) {
+      const Vector at = Uniform(count, low, high, 800 + count);
+      Vector got = at;
+      Exponentials(got.data(), count);
+      for (size_t k = 0; k < count; ++k) {
+        const double right = std::exp(at[k]), below = std::nextafter(right, 0), above = std::nextafter(right, HUGE_VAL);
+        EXPECT_GE(got[k], std::nextafter(below, 0)) << at[k];
+        EXPECT_LE(got[k], std::nextafter(above, HUGE_VAL)) << at[k];
+      }
+    }
+  }
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  Vector ends = {0, -0.0, -HUGE_VAL, HUGE_VAL, -1e300, 1e300, -745.2, 709.79, nan};
+  const Vector expected = {1, 1, 0, HUGE_VAL, 0, HUGE_VAL, 0, HUGE_VAL};
+  Exponentials(ends.data(), ends.size());
+  for (size_t k = 0; k < expected.size(); ++k) EXPECT_EQ(ends[k], expected[k]) << k;
+  EXPECT_TRUE(std::isnan(ends.back()));
+}
+
+TEST(Exponentials, LogSumExpIsTheSums) {
+  for (size_t count : {1, 5, 8, 255, 256, 257, 1000}) {
+    const Vector values = Uniform(count, 700, 720, 810 + count);
+    long double sum = 0;
+    for (double value : values) sum += std::exp(static_cast<long double>(value) - 720);
+    EXPECT_NEAR(LogSumExp(values.data(), count), static_cast<double>(std::log(sum) + 720), 4e-13) << count;
+  }
+  const Vector nothing(9, -HUGE_VAL);
+  EXPECT_EQ(LogSumExp(nothing.data(), 9), -HUGE_VAL);
+  EXPECT_EQ(LogSumExp(nothing.data(), 0), -HUGE_VAL);
 }
 
 // ---- Closed forms ---------------------------------------------------------------------------
@@ -382,6 +420,11 @@ TEST(Transport, PlanProductsAgreeWithThePlan) {
 
 TEST(PointCosts, SlopesByFiniteDifferences) {
   constexpr double kStep = 1e-6;
+  const auto gradient_of = [](const Transport& problem) {
+    Vector gradient(3);
+    problem.CostGradient(1, 1, gradient.data());
+    return gradient;
+  };
   for (PointCost cost :
        {PointCost::kSquaredEuclidean, PointCost::kEuclidean, PointCost::kCosine, PointCost::kNegativeDot}) {
     Transport problem = RandomClouds(3, 2, 3, 0.1, 700);
@@ -390,7 +433,7 @@ TEST(PointCosts, SlopesByFiniteDifferences) {
       Transport more = problem, less = problem;
       more.x[3 + k] += kStep;
       less.x[3 + k] -= kStep;
-      EXPECT_NEAR(problem.CostGradient(1, 1)[k], (more.Cost(1, 1) - less.Cost(1, 1)) / (2 * kStep), 1e-9);
+      EXPECT_NEAR(gradient_of(problem)[k], (more.Cost(1, 1) - less.Cost(1, 1)) / (2 * kStep), 1e-9);
     }
     if (cost == PointCost::kEuclidean) continue;
     const Vector dx = Uniform(3, -1, 1, 701), dy = Uniform(3, -1, 1, 702);
@@ -402,7 +445,7 @@ TEST(PointCosts, SlopesByFiniteDifferences) {
       less.y[3 + k] -= kStep * dy[k];
     }
     const Vector curvature = problem.CostCurvature(1, 1, dx.data(), dy.data());
-    const Vector up = more.CostGradient(1, 1), down = less.CostGradient(1, 1);
+    const Vector up = gradient_of(more), down = gradient_of(less);
     for (int64_t k = 0; k < 3; ++k) EXPECT_NEAR(curvature[k], (up[k] - down[k]) / (2 * kStep), 1e-8);
   }
 }

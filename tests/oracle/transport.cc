@@ -121,65 +121,80 @@ Potentials Refine(const Transport& problem, Potentials at, double enough, int ma
   return at;
 }
 
-}  // namespace
-
-double Transport::Cost(int64_t i, int64_t j) const {
-  if (!cost.empty()) return cost[i * m + j];
-  if (!known_cost.empty()) return known_cost[i * m + j];
-  const double* p = &x[i * dim];
-  const double* q = &y[j * dim];
-  const auto sum = [this](auto term) {
-    double total = 0;
-    for (int64_t k = 0; k < dim; ++k) total += term(k);
+// The cost of points at p and q.
+[[gnu::always_inline]] inline double CostOfPoints(const Transport& problem, const double* p, const double* q) {
+  const auto sum = [dim = problem.dim](auto term) {
+    double total = 0, others[3] = {};  // Four that do not wait for each other.
+    int64_t k = 0;
+    for (; k + 4 <= dim; k += 4) {
+      total += term(k);
+      for (int64_t each = 0; each < 3; ++each) others[each] += term(k + 1 + each);
+    }
+    if (k > 0) total += others[0] + (others[1] + others[2]);
+    for (; k < dim; ++k) total += term(k);
     return total;
   };
-  const auto apart2 = [&](int64_t k) { return (p[k] - q[k]) * (p[k] - q[k]); };
-  switch (point_cost) {
+  const auto apart2 = [=](int64_t k) { return (p[k] - q[k]) * (p[k] - q[k]); };
+  switch (problem.point_cost) {
     case PointCost::kSquaredEuclidean:
-      return kappa * sum(apart2);
+      return problem.kappa * sum(apart2);
     case PointCost::kEuclidean:
       return std::sqrt(sum(apart2));
     case PointCost::kCosine: {  // From the points on the sphere: 1 - cos would cancel where they are near each other.
-      const double norm_x = std::sqrt(sum([&](int64_t k) { return p[k] * p[k]; }));
-      const double norm_y = std::sqrt(sum([&](int64_t k) { return q[k] * q[k]; }));
-      return sum([&](int64_t k) {
+      const double norm_x = std::sqrt(sum([=](int64_t k) { return p[k] * p[k]; }));
+      const double norm_y = std::sqrt(sum([=](int64_t k) { return q[k] * q[k]; }));
+      return sum([=](int64_t k) {
                const double apart = p[k] / norm_x - q[k] / norm_y;
                return apart * apart;
              }) /
              2;
     }
     case PointCost::kNegativeDot:
-      return -sum([&](int64_t k) { return p[k] * q[k]; });
+      return -sum([=](int64_t k) { return p[k] * q[k]; });
   }
   return 0;
 }
 
-Vector Transport::CostGradient(int64_t i, int64_t j) const {
-  Vector gradient(dim);
+}  // namespace
+
+double Transport::Cost(int64_t i, int64_t j) const {
+  double room;
+  return *Costs(i, j, j + 1, &room);
+}
+
+const double* Transport::Costs(int64_t i, int64_t begin, int64_t end, double* room) const {
+  if (!cost.empty()) return &cost[i * m + begin];
+  if (!known_cost.empty()) return &known_cost[i * m + begin];
+  for (int64_t j = begin; j < end; ++j) room[j - begin] = CostOfPoints(*this, &x[i * dim], &y[j * dim]);
+  return room;
+}
+
+void Transport::CostGradient(int64_t i, int64_t j, double* gradient) const {
+  const double* p = &x[i * dim];
+  const double* q = &y[j * dim];
   double dot = 0, x2 = 0, y2 = 0;
-  for (int64_t k = 0; k < dim; ++k) {
-    dot += x[i * dim + k] * y[j * dim + k];
-    x2 += x[i * dim + k] * x[i * dim + k];
-    y2 += y[j * dim + k] * y[j * dim + k];
+  for (int64_t k = 0; k < dim && point_cost == PointCost::kCosine; ++k) {
+    dot += p[k] * q[k];
+    x2 += p[k] * p[k];
+    y2 += q[k] * q[k];
   }
+  const double distance = point_cost == PointCost::kEuclidean ? Cost(i, j) : 0;
   for (int64_t k = 0; k < dim; ++k) {
-    const double p = x[i * dim + k], q = y[j * dim + k];
     switch (point_cost) {
       case PointCost::kSquaredEuclidean:
-        gradient[k] = 2 * kappa * (p - q);
+        gradient[k] = 2 * kappa * (p[k] - q[k]);
         break;
       case PointCost::kEuclidean:
-        gradient[k] = p == q ? 0 : (p - q) / Cost(i, j);
+        gradient[k] = p[k] == q[k] ? 0 : (p[k] - q[k]) / distance;
         break;
       case PointCost::kCosine:
-        gradient[k] = (dot / x2 * p - q) / (std::sqrt(x2) * std::sqrt(y2));
+        gradient[k] = (dot / x2 * p[k] - q[k]) / (std::sqrt(x2) * std::sqrt(y2));
         break;
       case PointCost::kNegativeDot:
-        gradient[k] = -q;
+        gradient[k] = -q[k];
         break;
     }
   }
-  return gradient;
 }
 
 Vector Transport::CostCurvature(int64_t i, int64_t j, const double* dx, const double* dy) const {
@@ -219,11 +234,12 @@ Transport WithUniformMasses(Transport problem) {
 }
 
 Transport WithKnownCost(Transport problem) {
-  if (!problem.cost.empty() || problem.n * problem.m > int64_t{1} << 22) return problem;
+  const bool is_known = !problem.cost.empty() || !problem.known_cost.empty();
+  if (is_known || problem.n * problem.m > int64_t{1} << 22) return problem;
   Vector known(problem.n * problem.m);
   ParallelFor(problem.n, problem.m * problem.dim, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < problem.m; ++j) known[i * problem.m + j] = problem.Cost(i, j);
+      problem.Costs(i, 0, problem.m, &known[i * problem.m]);
     }
   });
   problem.known_cost = std::move(known);
@@ -296,9 +312,10 @@ Vector HalfStepRows(const Transport& problem, const Vector& g, double eps) {
   const double damping = Damping(eps, problem.solver.rho_a);
   Vector f(problem.n);
   ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
-    Vector exponent(problem.m);
+    Vector exponent(problem.m), room(problem.m);
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < problem.m; ++j) exponent[j] = offset[j] - problem.Cost(i, j) / eps;
+      const double* const cost = problem.Costs(i, 0, problem.m, room.data());
+      for (int64_t j = 0; j < problem.m; ++j) exponent[j] = offset[j] - cost[j] / eps;
       f[i] = -eps * damping * LogSumExp(exponent.data(), problem.m);
     }
   });
@@ -306,15 +323,22 @@ Vector HalfStepRows(const Transport& problem, const Vector& g, double eps) {
 }
 
 Vector HalfStepColumns(const Transport& problem, const Vector& f, double eps) {
-  Vector offset(problem.n);  // log a_i + f_i / eps
-  for (int64_t i = 0; i < problem.n; ++i) offset[i] = std::log(problem.a[i]) + f[i] / eps;
+  constexpr int64_t kTogether = 8;  // Columns: what a row has of them is one read from memory.
+  const int64_t n = problem.n;
+  Vector offset(n);  // log a_i + f_i / eps
+  for (int64_t i = 0; i < n; ++i) offset[i] = std::log(problem.a[i]) + f[i] / eps;
   const double damping = Damping(eps, problem.solver.rho_b);
   Vector g(problem.m);
-  ParallelFor(problem.m, problem.n, [&](int64_t begin, int64_t end) {
-    Vector exponent(problem.n);
-    for (int64_t j = begin; j < end; ++j) {
-      for (int64_t i = 0; i < problem.n; ++i) exponent[i] = offset[i] - problem.Cost(i, j) / eps;
-      g[j] = -eps * damping * LogSumExp(exponent.data(), problem.n);
+  ParallelFor(problem.m, n, [&](int64_t begin, int64_t end) {
+    Vector exponent(kTogether * n);
+    double room[kTogether];
+    for (int64_t first = begin; first < end; first += kTogether) {
+      const int64_t last = std::min(first + kTogether, end);
+      for (int64_t i = 0; i < n; ++i) {
+        const double* const cost = problem.Costs(i, first, last, room);
+        for (int64_t j = first; j < last; ++j) exponent[(j - first) * n + i] = offset[i] - cost[j - first] / eps;
+      }
+      for (int64_t j = first; j < last; ++j) g[j] = -eps * damping * LogSumExp(&exponent[(j - first) * n], n);
     }
   });
   return g;

@@ -30,8 +30,10 @@ struct Transport {
   Vector known_cost;  // [n, m]: Cost of points, or empty. WithKnownCost fills it in; changing points makes it wrong.
 
   double Cost(int64_t i, int64_t j) const;
-  // Its gradient in x_i [dim]; of |x - y| where it has none: 0.
-  Vector CostGradient(int64_t i, int64_t j) const;
+  // The costs of row i from column `begin` to `end`: where they are kept, else worked out in `room` [end - begin].
+  const double* Costs(int64_t i, int64_t begin, int64_t end, double* room) const;
+  // The gradient of C_ij in x_i [dim]; of |x - y| where it has none: 0.
+  void CostGradient(int64_t i, int64_t j, double* gradient) const;
   // The derivative of that gradient as x_i moves along dx and y_j along dy [dim each]. Not of |x - y|.
   Vector CostCurvature(int64_t i, int64_t j, const double* dx, const double* dy) const;
 };
@@ -48,6 +50,7 @@ Transport SelfProblemB(const Transport& problem);
 
 struct Potentials {
   Vector f, g;
+  Vector known_plan = {};  // [n, m]: what PlanEntries makes of them, or empty. WithKnownPlan fills it in.
 };
 
 // First epsilon of an annealed schedule when `epsilon_start` is 0: the cost's largest value, as max C - min C for a

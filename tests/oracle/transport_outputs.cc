@@ -32,40 +32,80 @@ double MarginalError(const Vector& sums, const Vector& mass, const Vector& poten
 
 Potentials Exchanged(const Potentials& at) { return {at.g, at.f}; }
 
+// exp((f_i + g_j - C_ij) / eps) of row i, j from `begin` to `end`.
+void Densities(const Transport& problem, const Potentials& at, int64_t i, int64_t begin, int64_t end,
+               double* densities) {
+  const double* const cost = problem.Costs(i, begin, end, densities);
+  for (int64_t j = begin; j < end; ++j) {
+    densities[j - begin] = (at.f[i] + at.g[j] - cost[j - begin]) / problem.solver.epsilon;
+  }
+  Exponentials(densities, end - begin);
+}
+
+// Sums of an n x m matrix of which entries(i, begin, end, out) makes row i, columns from `begin` to `end`.
+template <class Entries>
+Vector RowSumsOf(int64_t n, int64_t m, const Entries& entries) {
+  Vector sums(n);
+  ParallelFor(n, m, [&](int64_t begin, int64_t end) {
+    Vector row(m);
+    for (int64_t i = begin; i < end; ++i) {
+      entries(i, 0, m, row.data());
+      sums[i] = Sum(row);
+    }
+  });
+  return sums;
+}
+template <class Entries>
+Vector ColumnSumsOf(int64_t n, int64_t m, const Entries& entries) {
+  Vector sums(m, 0.0);
+  ParallelFor(m, n, [&](int64_t begin, int64_t end) {
+    Vector row(end - begin);
+    for (int64_t i = 0; i < n; ++i) {
+      entries(i, begin, end, row.data());
+      for (int64_t j = begin; j < end; ++j) sums[j] += row[j - begin];
+    }
+  });
+  return sums;
+}
+
+// What PlanEntries makes, as RowSumsOf and ColumnSumsOf want it.
+auto EntriesOf(const Transport& problem, const Potentials& at) {
+  return [&](int64_t i, int64_t begin, int64_t end, double* out) { PlanEntries(problem, at, i, begin, end, out); };
+}
+
 }  // namespace
 
-double PlanEntry(const Transport& problem, const Potentials& at, int64_t i, int64_t j) {
-  const double mass = problem.a[i] * problem.b[j];
-  if (mass == 0) return 0;
-  return mass * std::exp((at.f[i] + at.g[j] - problem.Cost(i, j)) / problem.solver.epsilon);
+void PlanEntries(const Transport& problem, const Potentials& at, int64_t i, int64_t begin, int64_t end,
+                 double* entries) {
+  if (!at.known_plan.empty()) {
+    const double* const row = &at.known_plan[i * problem.m];
+    std::copy(row + begin, row + end, entries);
+    return;
+  }
+  Densities(problem, at, i, begin, end, entries);
+  for (int64_t j = begin; j < end; ++j) {
+    const double mass = problem.a[i] * problem.b[j];
+    entries[j - begin] = mass == 0 ? 0 : mass * entries[j - begin];
+  }
+}
+
+Potentials WithKnownPlan(const Transport& problem, Potentials at) {
+  if (problem.n * problem.m <= int64_t{1} << 22) at.known_plan = Plan(problem, at);
+  return at;
 }
 
 Vector Plan(const Transport& problem, const Potentials& at) {
   Vector plan(problem.n * problem.m);
-  for (int64_t i = 0; i < problem.n; ++i) {
-    for (int64_t j = 0; j < problem.m; ++j) plan[i * problem.m + j] = PlanEntry(problem, at, i, j);
-  }
+  for (int64_t i = 0; i < problem.n; ++i) PlanEntries(problem, at, i, 0, problem.m, &plan[i * problem.m]);
   return plan;
 }
 
 Vector PlanRowSums(const Transport& problem, const Potentials& at) {
-  Vector sums(problem.n, 0.0);
-  ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < problem.m; ++j) sums[i] += PlanEntry(problem, at, i, j);
-    }
-  });
-  return sums;
+  return RowSumsOf(problem.n, problem.m, EntriesOf(problem, at));
 }
 
 Vector PlanColumnSums(const Transport& problem, const Potentials& at) {
-  Vector sums(problem.m, 0.0);
-  ParallelFor(problem.m, problem.n, [&](int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; ++j) {
-      for (int64_t i = 0; i < problem.n; ++i) sums[j] += PlanEntry(problem, at, i, j);
-    }
-  });
-  return sums;
+  return ColumnSumsOf(problem.n, problem.m, EntriesOf(problem, at));
 }
 
 double MarginalErrorA(const Transport& problem, const Potentials& at) {
@@ -82,65 +122,48 @@ double Value(const Transport& problem, const Potentials& at) {
 }
 
 double ValueLinear(const Transport& problem, const Potentials& at) {
-  Vector rows(problem.n, 0.0);
-  ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < problem.m; ++j) {
-        rows[i] += PlanEntry(problem, at, i, j) * problem.Cost(i, j);
-      }
-    }
-  });
-  return Sum(rows);
+  return Sum(RowSumsOf(problem.n, problem.m, [&](int64_t i, int64_t begin, int64_t end, double* out) {
+    Vector room(end - begin);
+    const double* const cost = problem.Costs(i, begin, end, room.data());
+    PlanEntries(problem, at, i, begin, end, out);
+    for (int64_t j = begin; j < end; ++j) out[j - begin] *= cost[j - begin];
+  }));
 }
 
 double PrimalBound(const Transport& problem, const Potentials& at) {
   const int64_t n = problem.n, m = problem.m;
   const double eps = problem.solver.epsilon;
   // 1. Shrink rows to at most a, then columns to at most b.
-  Vector row_factor = PlanRowSums(problem, at);
-  for (int64_t i = 0; i < n; ++i) {
-    row_factor[i] = row_factor[i] > 0 ? std::min(1.0, problem.a[i] / row_factor[i]) : 1.0;
-  }
-  Vector column_factor(m);
-  ParallelFor(m, n, [&](int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; ++j) {
-      double sum = 0;
-      for (int64_t i = 0; i < n; ++i) sum += row_factor[i] * PlanEntry(problem, at, i, j);
-      column_factor[j] = sum > 0 ? std::min(1.0, problem.b[j] / sum) : 1.0;
-    }
-  });
-  const auto shrunk = [&](int64_t i, int64_t j) {
-    return row_factor[i] * column_factor[j] * PlanEntry(problem, at, i, j);
+  Vector row_factor(n, 1.0), column_factor(m, 1.0);
+  const auto shrunk = [&](int64_t i, int64_t begin, int64_t end, double* out) {
+    PlanEntries(problem, at, i, begin, end, out);
+    for (int64_t j = begin; j < end; ++j) out[j - begin] *= row_factor[i] * column_factor[j];
   };
+  const auto factors = [](const Vector& masses, Vector sums) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = sums[i] > 0 ? std::min(1.0, masses[i] / sums[i]) : 1.0;
+    return sums;
+  };
+  row_factor = factors(problem.a, RowSumsOf(n, m, shrunk));
+  column_factor = factors(problem.b, ColumnSumsOf(n, m, shrunk));
   // 2. What is missing on both sides goes into a product.
-  Vector missing_a(n), missing_b(m);
-  ParallelFor(n, m, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      double sum = 0;
-      for (int64_t j = 0; j < m; ++j) sum += shrunk(i, j);
-      missing_a[i] = std::max(0.0, problem.a[i] - sum);
-    }
-  });
-  ParallelFor(m, n, [&](int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; ++j) {
-      double sum = 0;
-      for (int64_t i = 0; i < n; ++i) sum += shrunk(i, j);
-      missing_b[j] = std::max(0.0, problem.b[j] - sum);
-    }
-  });
-  const double missing = Sum(missing_a);
+  const auto missing = [](const Vector& masses, Vector sums) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = std::max(0.0, masses[i] - sums[i]);
+    return sums;
+  };
+  const Vector missing_a = missing(problem.a, RowSumsOf(n, m, shrunk));
+  const Vector missing_b = missing(problem.b, ColumnSumsOf(n, m, shrunk));
+  const double total = Sum(missing_a);
   // 3. The primal value of the result.
-  Vector rows(n, 0.0);
-  ParallelFor(n, m, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < m; ++j) {
-        const double product = missing > 0 ? missing_a[i] * missing_b[j] / missing : 0.0;
-        const double mass = shrunk(i, j) + product;
-        rows[i] += mass * problem.Cost(i, j) + eps * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
-      }
+  return Sum(RowSumsOf(n, m, [&](int64_t i, int64_t begin, int64_t end, double* out) {
+    Vector room(end - begin);
+    const double* const cost = problem.Costs(i, begin, end, room.data());
+    shrunk(i, begin, end, out);
+    for (int64_t j = begin; j < end; ++j) {
+      const double product = total > 0 ? missing_a[i] * missing_b[j] / total : 0.0;
+      const double mass = out[j - begin] + product;
+      out[j - begin] = mass * cost[j - begin] + eps * KullbackLeibler(mass, problem.a[i] * problem.b[j]);
     }
-  });
-  return Sum(rows);
+  }));
 }
 
 double PrimalValue(const Transport& problem, const Vector& plan) {
@@ -175,11 +198,12 @@ Vector GradientX(const Transport& problem, const Potentials& at) {
   const int64_t dim = problem.dim;
   Vector gradient(problem.n * dim, 0.0);
   ParallelFor(problem.n, problem.m, [&](int64_t begin, int64_t end) {
+    Vector masses(problem.m), slope(dim);
     for (int64_t i = begin; i < end; ++i) {
+      PlanEntries(problem, at, i, 0, problem.m, masses.data());
       for (int64_t j = 0; j < problem.m; ++j) {
-        const double mass = PlanEntry(problem, at, i, j);
-        const Vector slope = problem.CostGradient(i, j);
-        for (int64_t k = 0; k < dim; ++k) gradient[i * dim + k] += mass * slope[k];
+        problem.CostGradient(i, j, slope.data());
+        for (int64_t k = 0; k < dim; ++k) gradient[i * dim + k] += masses[j] * slope[k];
       }
     }
   });
@@ -190,12 +214,12 @@ Vector GradientY(const Transport& problem, const Potentials& at) { return Gradie
 
 Vector GradientA(const Transport& problem, const Potentials& at) {
   const double rho = problem.solver.rho_a, mass_b = Sum(problem.b);
-  Vector gradient(problem.n);
+  Vector gradient(problem.n), densities(problem.m);
   for (int64_t i = 0; i < problem.n; ++i) {
+    Densities(problem, at, i, 0, problem.m, densities.data());
     double sum = 0;  // r_i / a_i, defined for a_i = 0 too.
     for (int64_t j = 0; j < problem.m; ++j) {
-      if (problem.b[j] == 0) continue;
-      sum += problem.b[j] * std::exp((at.f[i] + at.g[j] - problem.Cost(i, j)) / problem.solver.epsilon);
+      if (problem.b[j] != 0) sum += problem.b[j] * densities[j];
     }
     gradient[i] =
         (std::isinf(rho) ? at.f[i] : -rho * std::expm1(-at.f[i] / rho)) - problem.solver.epsilon * (sum - mass_b);
@@ -237,14 +261,15 @@ Vector HessianTimes(const Transport& problem, const Potentials& at, const Vector
     return std::isinf(rho) ? 0.0 : eps / rho * mass * std::exp(-potential / rho);
   };
   // 1. How costs change, and the system [diag(r + p) P; P^T diag(c + q)] (df, dg) = (P dC 1, P^T dC 1).
-  Vector change(n * m, 0.0), matrix(size * size, 0.0), right(size, 0.0);
+  Vector change(n * m, 0.0), matrix(size * size, 0.0), right(size, 0.0), by_x(dim), by_y(dim);
   for (int64_t i = 0; i < n; ++i) matrix[i * size + i] = extra(problem.a[i], at.f[i], problem.solver.rho_a);
   for (int64_t j = 0; j < m; ++j) {
     matrix[(n + j) * size + n + j] = extra(problem.b[j], at.g[j], problem.solver.rho_b);
   }
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < m; ++j) {
-      const Vector by_x = problem.CostGradient(i, j), by_y = swapped.CostGradient(j, i);
+      problem.CostGradient(i, j, by_x.data());
+      swapped.CostGradient(j, i, by_y.data());
       for (int64_t k = 0; k < dim; ++k) change[i * m + j] += by_x[k] * dx[i * dim + k] + by_y[k] * dy[j * dim + k];
       const double mass = plan[i * m + j];
       matrix[i * size + i] += mass;
@@ -261,7 +286,8 @@ Vector HessianTimes(const Transport& problem, const Potentials& at, const Vector
     for (int64_t j = 0; j < m; ++j) {
       const double mass = plan[i * m + j];
       const double moved = mass * (potentials[i] + potentials[n + j] - change[i * m + j]) / eps;
-      const Vector by_x = problem.CostGradient(i, j), by_y = swapped.CostGradient(j, i);
+      problem.CostGradient(i, j, by_x.data());
+      swapped.CostGradient(j, i, by_y.data());
       const Vector curve_x = problem.CostCurvature(i, j, &dx[i * dim], &dy[j * dim]);
       const Vector curve_y = swapped.CostCurvature(j, i, &dy[j * dim], &dx[i * dim]);
       for (int64_t k = 0; k < dim; ++k) {
@@ -285,12 +311,12 @@ Vector DivergenceHessianTimes(const Transport& problem, const Potentials& at, co
 }
 
 Vector PlanTimes(const Transport& problem, const Potentials& at, const Vector& v, int64_t columns) {
-  Vector product(problem.n * columns, 0.0);
+  Vector product(problem.n * columns, 0.0), masses(problem.m);
   for (int64_t i = 0; i < problem.n; ++i) {
+    PlanEntries(problem, at, i, 0, problem.m, masses.data());
     for (int64_t j = 0; j < problem.m; ++j) {
-      const double mass = PlanEntry(problem, at, i, j);
       for (int64_t k = 0; k < columns; ++k) {
-        product[i * columns + k] += mass * v[j * columns + k];
+        product[i * columns + k] += masses[j] * v[j * columns + k];
       }
     }
   }

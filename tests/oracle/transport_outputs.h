@@ -12,7 +12,11 @@
 
 namespace sinkhorn::oracle {
 
-double PlanEntry(const Transport& problem, const Potentials& at, int64_t i, int64_t j);
+// P_ij of row i, j from `begin` to `end`.
+void PlanEntries(const Transport& problem, const Potentials& at, int64_t i, int64_t begin, int64_t end,
+                 double* entries);
+// The plan worked out once for all that asks for its entries; one of more than 2^22 not.
+Potentials WithKnownPlan(const Transport& problem, Potentials at);
 Vector Plan(const Transport& problem, const Potentials& at);         // [n, m]
 Vector PlanRowSums(const Transport& problem, const Potentials& at);  // P 1
 Vector PlanColumnSums(const Transport& problem, const Potentials& at);
