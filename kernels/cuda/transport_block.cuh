@@ -88,21 +88,26 @@ __device__ inline T LoadAs(DType dtype, const void* data, int64_t i) {
 __device__ inline double LoadInput(const TensorView& view, int64_t member, int64_t size, int64_t i) {
   return LoadDouble(view.dtype, view.data, (view.shared ? 0 : member * size) + i);
 }
-__device__ inline void StoreOutput(const OutputView& view, int64_t i, double value) {
+// use(the output's entries, as what they are).
+template <typename Use>
+__device__ inline void WithEntries(const OutputView& view, Use use) {
   switch (view.dtype) {
     case DType::kFloat32:
-      static_cast<float*>(view.data)[i] = static_cast<float>(value);
-      return;
+      return use(static_cast<float*>(view.data));
     case DType::kFloat64:
-      static_cast<double*>(view.data)[i] = value;
-      return;
+      return use(static_cast<double*>(view.data));
     case DType::kFloat16:
-      static_cast<__half*>(view.data)[i] = __double2half(value);
-      return;
+      return use(static_cast<__half*>(view.data));
     case DType::kBFloat16:
-      static_cast<__nv_bfloat16*>(view.data)[i] = __double2bfloat16(value);
-      return;
+      return use(static_cast<__nv_bfloat16*>(view.data));
   }
+}
+__device__ inline void StoreDouble(double value, float* to) { *to = static_cast<float>(value); }
+__device__ inline void StoreDouble(double value, double* to) { *to = value; }
+__device__ inline void StoreDouble(double value, __half* to) { *to = __double2half(value); }
+__device__ inline void StoreDouble(double value, __nv_bfloat16* to) { *to = __double2bfloat16(value); }
+__device__ inline void StoreOutput(const OutputView& view, int64_t i, double value) {
+  WithEntries(view, [&](auto* entries) { StoreDouble(value, entries + i); });
 }
 
 // Coordinate k of the gradient to point i: to the output; of cosines, where transport_directions.cu finds it.

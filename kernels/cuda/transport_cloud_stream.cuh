@@ -89,15 +89,14 @@ class Stream {
     // A warp for each: a thread takes hundreds of cycles to begin a copy.
     const int warp = threadIdx.x / 32;
     if (warp < kStage) CopyStep(32 * warp, warp);
-    if (kTurns && group_ == kGroups - 1) ArriveAt(kTurn, 256);
+    if (kOnePart && group_ == kGroups - 1 && first_ < limit_) ArriveAt(kTurn, 256);
   }
 
   // acc = the products of this warpgroup's rows with a tile's columns over one step's coordinates (added if not the
   // first).
   __device__ void Multiply(float (&acc)[16][4]) {
-    const int step = step_, stage = step % kStage, part = part_;
-    const uint32_t columns = places_.Columns(stage), rows = rows_ + places_.Rows(stage, part) - places_.Rows(0, 0);
-    WaitForPhase(&full_[stage], step / kStage & 1);
+    const int step = step_, part = part_;
+    const uint32_t rows = rows_ + places_.Rows(step % kStage, part) - places_.Rows(0, 0), columns = ColumnsOf(step);
     switch (part + 1 == Depths() ? c_.last_steps : kDepth / 16) {
       case 1:
         MultiplySteps<1>(rows, columns, part > 0, acc);
@@ -115,12 +114,41 @@ class Stream {
     if (kTurns) {
       // The next warpgroup comes in while the last products of this one are made.
       WaitForProducts<1>();
-      if (group_ != kGroups - 1 || step + 1 < limit_) ArriveAt(kTurn + (group_ + 1) % kGroups, 256);
+      HandOver(step + 1 < limit_);
       // Two steps later all have read what is there. Each warpgroup in its turn, for copies take a while to begin.
       if (step - 2 >= first_ && step % kGroups == group_) CopyStep(128 * group_, kStage - 2);
     }
     WaitForProducts<0>();
     if (!kStays) Release();
+  }
+  // kStays: a turn is for the products of what has been made of a tile, and for the next tile's own.
+  // acc = the first tile's products.
+  template <int kSteps>
+  __device__ void MultiplyFirst(float (&acc)[16][4]) {
+    MultiplySteps<kSteps>(rows_, ColumnsOf(step_), false, acc);
+    WaitForProducts<1>();
+    HandOver(true);
+    WaitForProducts<0>();
+  }
+  // `begin` commits a group of products, `end` takes them. acc = the next tile's products, if there is one.
+  template <int kSteps, typename Begin, typename End>
+  __device__ void MultiplyNext(Begin begin, End end, float (&acc)[16][4]) {
+    const bool more = step_ + 1 < limit_;
+    if (more) {
+      MultiplySteps<kSteps>(rows_, ColumnsOf(step_ + 1), false, acc, begin);
+    } else {
+      WaitAt(kTurn + group_, 256);
+      BeginProducts();
+      begin();
+      CommitProducts();
+      CommitProducts();
+    }
+    WaitForProducts<2>();
+    end();
+    Release();
+    WaitForProducts<1>();
+    HandOver(more);
+    WaitForProducts<0>();
   }
   // Where the next columns wanted again are; until Release.
   __device__ uint32_t Again() {
@@ -139,21 +167,37 @@ class Stream {
   }
 
  private:
+  struct Nothing {
+    __device__ void operator()() const {}
+  };
+
   __device__ static uint32_t Aligned() {
     return (SharedAddress(DynamicShared()) + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
   }
   __device__ int Depths() const { return !kProducts ? 0 : kParts == Parts::kOne ? 1 : c_.depths; }
 
+  // Where a step's columns are, once they are there.
+  __device__ uint32_t ColumnsOf(int step) const {
+    const uint32_t columns = places_.Columns(step % kStage);
+    WaitForPhase(&full_[step % kStage], step / kStage & 1);
+    return columns;
+  }
+  // Whose turn is next; `more`: after the last warpgroup, the first's once more.
+  __device__ void HandOver(bool more) {
+    if (group_ != kGroups - 1 || more) ArriveAt(kTurn + (group_ + 1) % kGroups, 256);
+  }
   // Two groups of products, the last steps' apart: the next warpgroup comes in while they are made. Where matrices lie
   // is known before the turn, and to the compiler as one number of a warp: products follow each other without a pause.
-  template <int kSteps>
-  __device__ void MultiplySteps(uint32_t rows, uint32_t columns, bool add, float (&acc)[16][4]) {
-    constexpr int kLast = kPlanes == 1 ? 2 : 1;
+  // before: comes first in the turn.
+  template <int kSteps, typename Before = Nothing>
+  __device__ void MultiplySteps(uint32_t rows, uint32_t columns, bool add, float (&acc)[16][4], Before before = {}) {
+    constexpr int kLast = kStays || kPlanes == 1 ? 2 : 1;
     constexpr int kRowBytes = kParts == Parts::kOne && kSteps < 3 ? 32 * kSteps : 128;  // As CloudRowBytes.
     constexpr int kPlane = kCloudTile * kRowBytes / 16;
     const uint64_t a = MatrixAt(OfWarp(rows), kRowBytes), b = MatrixAt(OfWarp(columns), kRowBytes);
-    if (kTurns) WaitAt(kTurn + group_, 256);
+    if (kOnePart) WaitAt(kTurn + group_, 256);
     BeginProducts();
+    before();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       if (k == (kSteps > kLast ? kSteps - kLast : 0)) CommitProducts();

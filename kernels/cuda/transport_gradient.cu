@@ -33,13 +33,12 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
   const Member member{job, place.member};
   const int side = place.side, rank = place.rank, block = place.block, first_part = place.group * kAgain;
   if (member.state(0)->mode != kFloat || !IsSolved(member)) return;
-  const PointOutputs outputs(member, side);
   const int row0 = block * kGradientRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   double mass[2][2] = {};  // [term][row]
   Rows sums = {};
 
   // 2. Gradients of debiased problems have a second term.
-  const int terms_of = job.engines > 1 && outputs.moves ? 2 : 1;
+  const int terms_of = job.engines > 1 && WantsGradient(job, side) ? 2 : 1;
 #pragma unroll 1
   for (int t = 0; t < terms_of; ++t) {
     const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
@@ -68,25 +67,25 @@ __global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table,
     sums.Add(c, level, weight, first_part, terms, &stream);
 
     // 3. Store.
-    if (t + 1 < terms_of && !outputs.projects) continue;
+    if (t + 1 < terms_of && !ProjectsMeans(job, side)) continue;
+    const PointOutputs outputs(member, side);
     const bool moves = outputs.moves && t + 1 == terms_of;
-    const int first_coordinate = first_part * kDepth;
-    const auto is_there = [&](int row, int column) {
-      return row0 + 8 * row < c.rows && first_coordinate + column < job.dim;
+    const int64_t indices[2] = {row0 < c.rows ? row0 : -1, row0 + 8 < c.rows ? row0 + 8 : -1};
+    const auto load = [&](int coordinate, double(&apart)[2][2]) {
+      if (moves) outputs.LoadApart(indices, first_part * kDepth + coordinate, apart);
     };
-    const auto load = [&](int row, int column) {
-      return moves && is_there(row, column) ? outputs.Apart(row0 + 8 * row, first_coordinate + column) : 0;
+    const auto store = [&](int coordinate, const float(&sum)[2][2], const double(&apart)[2][2]) {
+      const int k = first_part * kDepth + coordinate;
+      outputs.Store(
+          t == 0 && outputs.projects, moves, indices, k,
+          [&](int row, int which) { return outputs.Mean(k + which, mass[0][row], sum[row][which]); },
+          [&](int row, int which) {
+            return terms_of == 1 ? outputs.Moved(mass[0][row], sum[row][which], apart[row][which])
+                                 : outputs.MovedApart(indices[row], k + which, mass[0][row], mass[1][row],
+                                                      sum[row][which], apart[row][which]);
+          });
     };
-    Rows::Rows::Combine(sums.rows, rank, ranks, cuts, load, [&](int row, int column, float sum, double apart) {
-      if (!is_there(row, column)) return;
-      const int64_t i = row0 + 8 * row;
-      const int k = first_coordinate + column;
-      const double first = row == 0 ? mass[0][0] : mass[0][1], second = row == 0 ? mass[1][0] : mass[1][1];
-      if (t == 0 && outputs.projects) outputs.StoreMean(i, k, first, sum);
-      if (!moves) return;
-      terms_of == 1 ? outputs.StoreMoved(i, k, first, sum, apart)
-                    : outputs.StoreMovedApart(i, k, first, second, sum, apart);
-    });
+    Rows::Rows::Combine(sums.rows, rank, ranks, cuts, load, store);
   }
 #endif
 }

@@ -49,9 +49,9 @@ __device__ void EachFragment(float factor, const float (&acc)[kEights][4], const
       const float2 term = mine[4 * j];
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const float p0 = FastExp2(fminf(fmaf(acc[j][2 * row], factor, term.x) + level[row], 15.5f));
-        const float p1 = FastExp2(fminf(fmaf(acc[j][2 * row + 1], factor, term.y) + level[row], 15.5f));
-        Split(p0, p1, &high[2 * q + row], &low[2 * q + row]);
+        const float p0 = FastExp2(fmaf(acc[j][2 * row], factor, term.x) + level[row]);
+        const float p1 = FastExp2(fmaf(acc[j][2 * row + 1], factor, term.y) + level[row]);
+        Split<PackFinite>(p0, p1, &high[2 * q + row], &low[2 * q + row]);
       }
     }
     use(k, high, low);
@@ -78,9 +78,10 @@ struct PointSums {
       entry *= e % 4 / 2 == 0 ? first : second;
     }
   }
-  // Over the cluster, each block some of them: store(0 or 1 for the row, coordinate from the first part's first, sum,
-  // what load(row, coordinate) said). All threads of the cluster call it. Blocks have kTiles of these; those of `cuts`
-  // neighbours are added up first, in their order.
+  // Over the cluster, each block some of them, of the thread's two rows and two neighbouring coordinates, [row][which],
+  // at a time: load(coordinate, beside), then store(coordinate, sum, beside); coordinates from the first part's first.
+  // All threads of the cluster call it. Blocks have kTiles of these; those of `cuts` neighbours are added up first, in
+  // their order. Little code: it runs once or twice, and waits for its instructions.
   template <int kTiles, typename Load, typename Store>
   __device__ static void Combine(const PointSums (&tiles)[kTiles], int rank, int ranks, int cuts, Load load,
                                  Store store) {
@@ -92,42 +93,38 @@ struct PointSums {
       mine[k * kThreads] = tiles[k / kEntries].total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
     }
     SyncCluster();
-    const int share = kEntries / ranks;
-    const auto row_of = [](int e) { return e % 4 / 2; };
-    const auto column_of = [](int e) {
-      const int q = e % (kColumns / 2);
-      return static_cast<int>(e / (kColumns / 2) * kDepth + q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2);
-    };
-    // All are far away: so many are on their way at once, where registers allow.
-    constexpr int kLeast = kEntries / kPortableRanks, kAtOnce = kLeast < 4 ? kLeast : 4;
-    for (int first = rank * share; first < (rank + 1) * share; first += kAtOnce) {
-      decltype(load(0, 0)) beside[kAtOnce];
-      float sum[kAtOnce] = {};
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) beside[k] = load(row_of(first + k), column_of(first + k));
+    constexpr int kQuads = kEntries / 4, kQuadsOfPart = kColumns / 8;
+    const int last = kQuads * (rank + 1) / ranks;
+#pragma unroll 1
+    for (int quad = kQuads * rank / ranks; quad < last; ++quad) {
+      const int coordinate =
+          static_cast<int>(quad / kQuadsOfPart * kDepth + quad % kQuadsOfPart * 8 + threadIdx.x % 4 * 2);
+      const float* const from = mine + 4 * quad * kThreads;
+      double beside[2][2];
+      float sum[2][2] = {};
+      load(coordinate, beside);
       if constexpr (kTiles == 1) {
 #pragma unroll 4
         for (int block = 0; block < ranks; ++block) {
 #pragma unroll
-          for (int k = 0; k < kAtOnce; ++k) sum[k] += LoadRemote(mine + (first + k) * kThreads, block);
+          for (int e = 0; e < 4; ++e) sum[e / 2][e % 2] += LoadRemote(from + e * kThreads, block);
         }
       } else {
-        float neighbours[kAtOnce] = {};
+        float neighbours[4] = {};
 #pragma unroll 2
         for (int block = 0; block < ranks; ++block) {
-          const bool last = (block + 1) % cuts == 0;
+          const bool ends = (block + 1) % cuts == 0;
 #pragma unroll
-          for (int k = 0; k < kAtOnce; ++k) {
+          for (int e = 0; e < 4; ++e) {
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
-              neighbours[k] += LoadRemote(mine + (tile * kEntries + first + k) * kThreads, block);
+              neighbours[e] += LoadRemote(from + (tile * kEntries + e) * kThreads, block);
             }
-            if (last) sum[k] += neighbours[k], neighbours[k] = 0;
+            if (ends) sum[e / 2][e % 2] += neighbours[e], neighbours[e] = 0;
           }
         }
       }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) store(row_of(first + k), column_of(first + k), sum[k], beside[k]);
+      store(coordinate, sum, beside);
     }
     SyncCluster();
     FenceCopies();  // Copies may come again.
@@ -141,72 +138,107 @@ struct PointOutputs {
   const Member& member;
   const int side;
   const bool projects, moves;  // Projections are wanted; gradients.
+  const bool is_negative_dot;
+  const int dim;
   const double* const points;
   const double* const centre;
   const double* const theirs;
-  const double unscale;
+  const double unscale, twice_kappa;
 
   __device__ PointOutputs(const Member& member, int side)
       : member(member),
         side(side),
         projects(ProjectsMeans(member.job, side)),
         moves(WantsGradient(member.job, side)),
+        is_negative_dot(IsNegativeDot(member.job)),
+        dim(member.job.dim),
         points(member.At<double>(member.job.at.points64[side])),
         centre(member.At<double>(member.job.at.centre[side])),
         theirs(member.At<double>(member.job.at.centre[1 - side])),
-        unscale(exp2(-static_cast<double>(kDensityBits)) / member.state(0)->point_scale) {}
+        unscale(exp2(-static_cast<double>(kDensityBits)) / member.state(0)->point_scale),
+        twice_kappa(2 * member.job.in.kappa) {}
 
-  // Coordinate k of row i, whose plan has this mass.
-  __device__ void StoreMean(int64_t i, int k, double mass, float sum) const {
-    const int64_t at = (member.index * member.job.size[side] + i) * member.job.dim + k;
-    StoreOutput(ProjectionOf(member.job, side), at, mass > 0 ? sum * unscale + theirs[k] : 0);
+  // Coordinate k of a row whose plan has this mass.
+  __device__ double Mean(int k, double mass, float sum) const { return mass > 0 ? sum * unscale + theirs[k] : 0; }
+  __device__ double Moved(double mass, float sum, double apart) const {
+    return twice_kappa * (mass * (apart - sum * unscale));
   }
-  __device__ void StoreMoved(int64_t i, int k, double mass, float sum, double apart) const {
-    StoreGradient(member, side, i, k, 2 * member.job.in.kappa * (mass * (apart - sum * unscale)));
+  // Debiased, of row i: `own` of the self-term's plan, whose sums have been taken off.
+  __device__ double MovedApart(int64_t i, int k, double mass, double own, float sum, double apart) const {
+    return twice_kappa * (mass * apart - own * (is_negative_dot ? -centre[k] : Point(i, k)) - sum * unscale);
   }
-  // Debiased: `own` of the self-term's plan, whose sums have been taken off.
-  __device__ void StoreMovedApart(int64_t i, int k, double mass, double own, float sum, double apart) const {
-    const double moved = mass * apart - own * (IsNegativeDot(member.job) ? -centre[k] : Point(i, k));
-    StoreGradient(member, side, i, k, 2 * member.job.in.kappa * (moved - sum * unscale));
+  // Of two rows and the coordinates k, k + 1: the rows' points, seen from the other cloud's centre.
+  __device__ void LoadApart(const int64_t (&rows)[2], int k, double (&apart)[2][2]) const {
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      if (k + which >= dim) continue;
+      const double away = theirs[k + which], shift = is_negative_dot ? -away : centre[k + which] - away;
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        if (rows[row] >= 0) apart[row][which] = is_negative_dot ? shift : Point(rows[row], k + which) + shift;
+      }
+    }
   }
-  // The row's point, seen from the other cloud's centre.
-  __device__ double Apart(int64_t i, int k) const {
-    return IsNegativeDot(member.job) ? -theirs[k] : Point(i, k) + (centre[k] - theirs[k]);
+  // Of the same: means and gradients, where they are wanted: mean(row, which) and moved(row, which), 0 or 1 each.
+  // Negative rows are not there.
+  template <typename MeanOf, typename MovedOf>
+  __device__ void Store(bool means, bool gradients, const int64_t (&rows)[2], int k, MeanOf mean, MovedOf moved) const {
+    const int64_t first = member.index * member.job.size[side] * dim + k;
+    const auto is_there = [&](int e) { return rows[e / 2] >= 0 && k + e % 2 < dim; };
+    double value[4];
+    const auto fill = [&](const auto& of) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) value[e] = is_there(e) ? of(e / 2, e % 2) : 0;
+    };
+    const auto store = [&](auto* entries) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (is_there(e)) StoreDouble(value[e], entries + rows[e / 2] * dim + e % 2);
+      }
+    };
+    if (means) {
+      fill(mean);
+      WithEntries(ProjectionOf(member.job, side), [&](auto* entries) { store(entries + first); });
+    }
+    if (!gradients) return;
+    fill(moved);
+    if (IsCosine(member.job)) {  // As transport_block.cuh's StoreGradient.
+      store(member.At<double>(member.job.at.gradient[side]) + k);
+    } else {
+      WithEntries(GradientOf(member.job, side), [&](auto* entries) { store(entries + first); });
+    }
   }
 
  private:
-  __device__ double Point(int64_t i, int k) const { return points[i * member.job.dim + k]; }
+  __device__ double Point(int64_t i, int k) const { return points[i * dim + k]; }
 };
 
 // Stores means and gradients of the thread's rows, `row0` and `row_step` behind it, and of `parts` parts of kDepth
 // coordinates. All threads of the cluster call it.
 template <int kAgain, int kColumns>
-__device__ inline void StoreSums(const PointSums<kAgain, kColumns> (&rows)[1], const Member& member, int side,
+__device__ inline void StoreSums(const PointSums<kAgain, kColumns> (&sums)[1], const Member& member, int side,
                                  int64_t row0, int row_step, int first_part, int parts, int rank, int ranks) {
   const PointOutputs outputs(member, side);
-  const Job& job = member.job;
-  const auto is_there = [&](int row, int column) {
-    return row0 + row_step * row < job.size[side] && column < parts * kDepth && first_part * kDepth + column < job.dim;
-  };
+  int64_t rows[2];
   double masses[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const int64_t i = min(row0 + row_step * row, int64_t{job.size[side]} - 1);
-    masses[row] = member.mass(side)[i] * member.ratio(0, side)[i];
-  }
-  const auto load = [&](int row, int column) {
-    const bool wanted = outputs.moves && is_there(row, column);
-    return wanted ? outputs.Apart(row0 + row_step * row, first_part * kDepth + column) : 0;
-  };
-  const auto store = [&](int row, int column, float sum, double apart) {
-    if (!is_there(row, column)) return;
     const int64_t i = row0 + row_step * row;
-    const int k = first_part * kDepth + column;
-    const double mass = row == 0 ? masses[0] : masses[1];
-    if (outputs.projects) outputs.StoreMean(i, k, mass, sum);
-    if (outputs.moves) outputs.StoreMoved(i, k, mass, sum, apart);
+    rows[row] = i < member.job.size[side] ? i : -1;
+    masses[row] = rows[row] < 0 ? 0 : member.mass(side)[i] * member.ratio(0, side)[i];
+  }
+  const auto load = [&](int coordinate, double(&apart)[2][2]) {
+    if (outputs.moves && coordinate < parts * kDepth) outputs.LoadApart(rows, first_part * kDepth + coordinate, apart);
   };
-  PointSums<kAgain, kColumns>::Combine(rows, rank, ranks, /*cuts=*/1, load, store);
+  const auto store = [&](int coordinate, const float(&sum)[2][2], const double(&apart)[2][2]) {
+    if (coordinate >= parts * kDepth) return;
+    const int k = first_part * kDepth + coordinate;
+    outputs.Store(
+        outputs.projects, outputs.moves, rows, k,
+        [&](int row, int which) { return outputs.Mean(k + which, masses[row], sum[row][which]); },
+        [&](int row, int which) { return outputs.Moved(masses[row], sum[row][which], apart[row][which]); });
+  };
+  PointSums<kAgain, kColumns>::Combine(sums, rank, ranks, /*cuts=*/1, load, store);
 }
 
 // Which part of a launch a block is. Of both sides, blocks of the first come first; each of its blocks of rows is

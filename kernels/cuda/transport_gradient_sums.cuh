@@ -40,38 +40,55 @@ struct Sums {
     float sums[kColumns / 8][4];
     const auto load = [&](int tile) { return c.LoadTerm(tile * kCloudTile + column); };
     const auto store = [&](int slot, const ColumnTerm& of) { terms[slot][column] = c.TermOf(of); };
-    const auto use = [&](float(&acc)[16][4], int slot, int /*tile*/) {
-      uint32_t high[8][4], low[8][4];
+    uint32_t high[8][4], low[8][4];
+    const auto split = [&](const float(&acc)[16][4], int slot) {
       EachFragment(c.factor, acc, terms[slot], level, [&](int k, const auto& h, const auto& l) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) high[k][e] = h[e], low[k][e] = l[e];
       });
-#pragma unroll
-      for (int part = 0; part < kAgain; ++part) {
-        AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, rows[kTiles - 1].total[part]);
-        stream->Release();
-      }
     };
     if constexpr (kParts == Parts::kOne) {
       constexpr int kSlots = TermTiles(kParts);
-      for (int tile = c.first_tile, slot = 0; tile < c.last_tile; ++tile, slot = (slot + 1) % kSlots) {
-        if (slot == 0) {
-          const int count = min(kSlots, c.last_tile - tile);
-          __syncthreads();  // What is there has been read.
-#pragma unroll 4
-          for (int k = threadIdx.x / 128; k < count; k += kGradientGroups) store(k, load(tile + k));
-          __syncthreads();
-        }
-        float acc[16][4];
-        stream->Multiply(acc);
-        use(acc, slot, tile);
-        if (kTiles > 1 && tile == c.first_tile && tile + 1 < c.last_tile) {
+      const auto terms_from = [&](int tile) {
+        const int count = min(kSlots, c.last_tile - tile);
+        __syncthreads();  // What is there has been read.
+#pragma unroll 8
+        for (int k = threadIdx.x / 128; k < count; k += kGradientGroups) store(k, load(tile + k));
+        __syncthreads();
+      };
+      uint64_t points;
+      const auto begin = [&] { CommitSums<kPlanes, kColumns>(high, low, points, sums); };
+      const auto end = [&] {
+        if (kTiles > 1) {  // The tile before goes to the other.
           rows[0] = rows[kTiles - 1];
           rows[kTiles - 1] = {};
         }
+        AddSums<kColumns>(weight, sums, rows[kTiles - 1].total[0]);
+      };
+      if (c.first_tile == c.last_tile) return;
+      terms_from(c.first_tile);
+      float acc[16][4];
+      stream->template MultiplyFirst<kColumns / 16>(acc);
+#pragma unroll 1
+      for (int tile = c.first_tile, slot = 0;; ++tile) {
+        split(acc, slot);
+        points = PointsAt<kColumns>(stream->Again());
+        stream->template MultiplyNext<kColumns / 16>(begin, end, acc);
+        if (tile + 1 == c.last_tile) break;
+        if (++slot == kSlots) {
+          slot = 0;
+          terms_from(tile + 1);
+        }
       }
     } else {
-      EachTile(c, stream, load(c.first_tile), load, store, use);
+      EachTile(c, stream, load(c.first_tile), load, store, [&](float(&acc)[16][4], int slot, int /*tile*/) {
+        split(acc, slot);
+#pragma unroll
+        for (int part = 0; part < kAgain; ++part) {
+          AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, rows[0].total[part]);
+          stream->Release();
+        }
+      });
     }
   }
 };

@@ -16,8 +16,8 @@ double MaxAbs(const Vector& values);
 // sum_i |p_i - q_i|
 double DistanceL1(const Vector& p, const Vector& q);
 
-// Replaces each value by its exponential, right to 1.02 units in the last place (of subnormal results too): std::exp for
-// many at once, in which the oracle would spend most of its time.
+// Replaces each value by its exponential, right to 1.02 units in the last place (of subnormal results too): std::exp
+// for many at once, in which the oracle would spend most of its time.
 void Exponentials(double* values, int64_t count);
 
 // log(sum(exp(values))); -inf for an empty sum.
