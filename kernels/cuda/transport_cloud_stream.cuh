@@ -89,7 +89,7 @@ class Stream {
     // A warp for each: a thread takes hundreds of cycles to begin a copy.
     const int warp = threadIdx.x / 32;
     if (warp < kStage) CopyStep(32 * warp, warp);
-    if (kOnePart && group_ == kGroups - 1 && first_ < limit_) ArriveAt(kTurn, 256);
+    if (kTurns && group_ == kGroups - 1) ArriveAt(kTurn, 256);
   }
 
   // acc = the products of this warpgroup's rows with a tile's columns over one step's coordinates (added if not the
@@ -125,6 +125,7 @@ class Stream {
   // acc = the first tile's products.
   template <int kSteps>
   __device__ void MultiplyFirst(float (&acc)[16][4]) {
+    if (group_ == kGroups - 1) ArriveAt(kTurn, 256);
     MultiplySteps<kSteps>(rows_, ColumnsOf(step_), false, acc);
     WaitForProducts<1>();
     HandOver(true);
@@ -148,6 +149,18 @@ class Stream {
     Release();
     WaitForProducts<1>();
     HandOver(more);
+    WaitForProducts<0>();
+  }
+  // acc = the products with half of a tile's columns, without turns: where a multiprocessor has other blocks.
+  template <int kSteps>
+  __device__ void MultiplyHalf(int half, float (&acc)[8][4]) {
+    constexpr int kRowBytes = RowBytes<kSteps>(), kPlane = kCloudTile * kRowBytes / 16;
+    const uint32_t columns = ColumnsOf(step_) + half * kCloudTile / 2 * kRowBytes;
+    const uint64_t a = MatrixAt(OfWarp(rows_), kRowBytes), b = MatrixAt(OfWarp(columns), kRowBytes);
+    BeginProducts();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) CommitStep<kPlane>(a + 2 * k, b + 2 * k, k > 0, acc);
+    CommitProducts();
     WaitForProducts<0>();
   }
   // Where the next columns wanted again are; until Release.
@@ -186,14 +199,27 @@ class Stream {
   __device__ void HandOver(bool more) {
     if (group_ != kGroups - 1 || more) ArriveAt(kTurn + (group_ + 1) % kGroups, 256);
   }
+  template <int kSteps>
+  static constexpr int RowBytes() {  // As CloudRowBytes.
+    return kParts == Parts::kOne && kSteps < 3 ? 32 * kSteps : 128;
+  }
+  // Of 16 coordinates; `add`: to what acc is.
+  template <int kPlane, int kEights>
+  __device__ static void CommitStep(uint64_t a, uint64_t b, bool add, float (&acc)[kEights][4]) {
+#pragma unroll
+    for (int product = kFirstProduct<kPlanes>; product < 3; ++product) {
+      const bool first = product == kFirstProduct<kPlanes>;
+      MultiplyGroup(a + RowPlane(product) * kPlane, b + ColumnPlane(product) * kPlane, !first || add, acc);
+    }
+  }
+
   // Two groups of products, the last steps' apart: the next warpgroup comes in while they are made. Where matrices lie
   // is known before the turn, and to the compiler as one number of a warp: products follow each other without a pause.
   // before: comes first in the turn.
   template <int kSteps, typename Before = Nothing>
   __device__ void MultiplySteps(uint32_t rows, uint32_t columns, bool add, float (&acc)[16][4], Before before = {}) {
     constexpr int kLast = kStays || kPlanes == 1 ? 2 : 1;
-    constexpr int kRowBytes = kParts == Parts::kOne && kSteps < 3 ? 32 * kSteps : 128;  // As CloudRowBytes.
-    constexpr int kPlane = kCloudTile * kRowBytes / 16;
+    constexpr int kRowBytes = RowBytes<kSteps>(), kPlane = kCloudTile * kRowBytes / 16;
     const uint64_t a = MatrixAt(OfWarp(rows), kRowBytes), b = MatrixAt(OfWarp(columns), kRowBytes);
     if (kOnePart) WaitAt(kTurn + group_, 256);
     BeginProducts();
@@ -201,12 +227,7 @@ class Stream {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       if (k == (kSteps > kLast ? kSteps - kLast : 0)) CommitProducts();
-#pragma unroll
-      for (int product = kFirstProduct<kPlanes>; product < 3; ++product) {
-        const bool first = k == 0 && product == kFirstProduct<kPlanes>;
-        MultiplyGroup(a + RowPlane(product) * kPlane + 2 * k, b + ColumnPlane(product) * kPlane + 2 * k,
-                      !first || (kParts != Parts::kOne && add), acc);
-      }
+      CommitStep<kPlane>(a + 2 * k, b + 2 * k, k > 0 || (kParts != Parts::kOne && add), acc);
     }
     CommitProducts();
   }

@@ -30,19 +30,20 @@ __device__ inline uint32_t PackFinite(float x, float y) {
   return halves;
 }
 
-// sums = entries * the columns' points (or steps), at `columns` in shared memory: begun, as a group of products.
-template <int kPlanes, int kColumns>
-__device__ inline void CommitSums(const uint32_t (&high)[8][4], const uint32_t (&low)[8][4], uint64_t columns,
-                                  float (&sums)[kColumns / 8][4]) {
+// sums (+)= entries of 16 kCount columns * their points (or steps), at `columns` in shared memory: begun, as a group of
+// products.
+template <int kPlanes, int kColumns, int kCount>
+__device__ inline void CommitSums(const uint32_t (&high)[kCount][4], const uint32_t (&low)[kCount][4], uint64_t columns,
+                                  bool add, float (&sums)[kColumns / 8][4]) {
   constexpr int kRowBytes = 2 * kColumns;                                 // As CloudRowBytes.
   constexpr int kPlane = kCloudTile * kRowBytes / 16, kStep = kRowBytes;  // 16 rows of them, in units of 16 bytes.
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    MultiplyRows<kColumns>(low[k], columns + k * kStep, k > 0, sums);
+  for (int k = 0; k < kCount; ++k) {
+    MultiplyRows<kColumns>(low[k], columns + k * kStep, k > 0 || add, sums);
     if (kPlanes == 2) MultiplyRows<kColumns>(high[k], columns + kPlane + k * kStep, true, sums);
   }
 #pragma unroll
-  for (int k = 0; k < 8; ++k) MultiplyRows<kColumns>(high[k], columns + k * kStep, true, sums);
+  for (int k = 0; k < kCount; ++k) MultiplyRows<kColumns>(high[k], columns + k * kStep, true, sums);
   CommitProducts();
 }
 template <int kColumns>
@@ -66,7 +67,7 @@ __device__ inline void AddProducts(const uint32_t (&high)[8][4], const uint32_t 
                                    float (&total)[kColumns / 8][4]) {
   const uint64_t points = PointsAt<kColumns>(columns);
   BeginProducts();
-  CommitSums<kPlanes, kColumns>(high, low, points, sums);
+  CommitSums<kPlanes, kColumns>(high, low, points, /*add=*/false, sums);
   WaitForProducts<0>();
   AddSums<kColumns>(weight, sums, total);
 }

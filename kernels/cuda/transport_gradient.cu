@@ -19,7 +19,8 @@ __host__ __device__ inline int PartGroups(const Job& job) {
 
 // kColumns: coordinates of a part. kTiles: 1, or kCutTiles where blocks' tiles are cut.
 template <int kPlanes, Parts kParts, int kColumns, int kTiles>
-__global__ void __launch_bounds__(kThreads, 1) GradientKernel(LaunchTable table, Sides sides, int ranks, int cuts) {
+__global__ void __launch_bounds__(kThreads, kTiles > 1 ? 1 : PiecesOf(kParts, kColumns))
+    GradientKernel(LaunchTable table, Sides sides, int ranks, int cuts) {
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, kParts, kGradientGroups), kAgain = AgainOf(kParts);
   __shared__ CloudContext c;

@@ -1,8 +1,8 @@
 // The same as transport_gradient.cu of one problem that fills a device by itself, of one part of the coordinates.
 //
-// All tiles of all blocks of rows, one after the other, are cut into as many even parts as a device has processors, so
-// that none waits for others, however many blocks of rows there are. Where a part ends inside a block of rows, its sums
-// go to memory; whichever of that block's parts is the last to end adds them up, in their order.
+// All tiles of all blocks of rows, one after the other, are cut into as many even parts as a device runs blocks at a
+// time, so that none waits for others, however many blocks of rows there are. Where a part ends inside a block of rows,
+// its sums go to memory; whichever of that block's parts is the last to end adds them up, in their order.
 #include "kernels/cuda/transport_gradient_sums.cuh"
 #include "kernels/cuda/transport_launch.h"
 
@@ -10,7 +10,9 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-constexpr int64_t kParts = kProcessors;
+__host__ __device__ inline int64_t EvenParts(const Job& job) {
+  return kProcessors * PiecesOf(Parts::kOne, CloudRowBytes(job.dim) / static_cast<int>(sizeof(__half)));
+}
 // Of a part: with fewer, clusters share blocks of rows; with more, the last ones' waiting is little.
 constexpr int kLeastTiles = 16, kMostTiles = 512;
 
@@ -27,13 +29,15 @@ __host__ __device__ inline int64_t AllTiles(const Job& job) { return TilesOf(job
 #if SINKHORN_HOPPER
 
 // Where a part begins, and which part has a tile.
-__device__ inline int64_t FirstOf(int64_t all, int64_t part) { return all * part / kParts; }
-__device__ inline int64_t PartOf(int64_t all, int64_t tile) { return CeilDiv((tile + 1) * kParts, all) - 1; }
+__device__ inline int64_t FirstOf(int64_t all, int64_t parts, int64_t part) { return all * part / parts; }
+__device__ inline int64_t PartOf(int64_t all, int64_t parts, int64_t tile) {
+  return CeilDiv((tile + 1) * parts, all) - 1;
+}
 
 #endif
 
 template <int kPlanes, int kColumns>
-__global__ void __launch_bounds__(kThreads, 1) EvenGradientKernel(LaunchTable table) {
+__global__ void __launch_bounds__(kThreads, PiecesOf(Parts::kOne, kColumns)) EvenGradientKernel(LaunchTable table) {
 #if SINKHORN_HOPPER
   constexpr int kStages = StagesOf(kPlanes, Parts::kOne, kGradientGroups);
   __shared__ CloudContext c;
@@ -43,11 +47,12 @@ __global__ void __launch_bounds__(kThreads, 1) EvenGradientKernel(LaunchTable ta
   using Rows = typename Block::Rows;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const Member member{job, work.block / kParts};
-  const int64_t part = work.block % kParts;
+  const int64_t parts = EvenParts(job);
+  const Member member{job, work.block / parts};
+  const int64_t part = work.block % parts;
   if (member.state(0)->mode != kFloat || !IsSolved(member)) return;
   const SideTiles first = TilesOf(job, 0), second = TilesOf(job, 1);
-  const int64_t all = first.all() + second.all(), until = FirstOf(all, part + 1);
+  const int64_t all = first.all() + second.all(), until = FirstOf(all, parts, part + 1);
   // A thread's entries of a part's sums: of the block of rows that it begins inside, and of others.
   const auto sums_of = [&](int64_t of, bool begins_inside) {
     return member.At<float>(job.at.densities) + (2 * of + (begins_inside ? 1 : 0)) * Rows::kEntries * kThreads +
@@ -68,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1) EvenGradientKernel(LaunchTable ta
   fill(0, 0, 0, 0);  // What all blocks of rows share is there: the stream asks for it.
   typename Block::Columns stream(c, full, empty);
 #pragma unroll 1
-  for (int64_t tile = FirstOf(all, part); tile < until;) {
+  for (int64_t tile = FirstOf(all, parts, part); tile < until;) {
     const int side = tile < first.all() ? 0 : 1;
     const int64_t before = side == 0 ? 0 : first.all(), of_block = side == 0 ? first.of_block : second.of_block;
     const int block = static_cast<int>((tile - before) / of_block);
@@ -82,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, 1) EvenGradientKernel(LaunchTable ta
     sums.Add(c, level, weight, 0, terms, &stream, /*other_rows=*/true);
     if (last - tile < of_block) {
       sums.rows[0].Each([&](int e, float& sum) { sums_of(part, inside)[e * kThreads] = sum; });
-      const int64_t first_part = PartOf(all, begin), last_part = PartOf(all, end - 1);
+      const int64_t first_part = PartOf(all, parts, begin), last_part = PartOf(all, parts, end - 1);
       unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + (side == 0 ? 0 : first.blocks) + block;
       tile = last;
       if (!LastToArrive(arrivals, static_cast<unsigned>(last_part - first_part + 1))) continue;
@@ -103,14 +108,14 @@ __global__ void __launch_bounds__(kThreads, 1) EvenGradientKernel(LaunchTable ta
 
 bool HasEvenGradient(const Job& job) {
   return job.engines == 1 && HasGradientKernel(job, kFloat) && job.precision != Precision::kDouble &&
-         PartsOf(PlanesOf(job), job.dim) == Parts::kOne && AllTiles(job) >= kLeastTiles * kParts &&
-         AllTiles(job) <= kMostTiles * kParts;
+         PartsOf(PlanesOf(job), job.dim) == Parts::kOne && AllTiles(job) >= kLeastTiles * kProcessors &&
+         AllTiles(job) <= kMostTiles * kProcessors;
 }
 int64_t EvenGradientBytes(const Job& job) {
   const int64_t columns = CloudRowBytes(job.dim) / sizeof(__half), of_block = kGradientRows * columns * sizeof(float);
-  return HasEvenGradient(job) ? 2 * kParts * of_block : 0;  // A part begins, and ends, inside one at most.
+  return HasEvenGradient(job) ? 2 * EvenParts(job) * of_block : 0;  // A part begins, and ends, inside one at most.
 }
-int64_t EvenGradientBlocks(const Job& job) { return job.count * kParts; }
+int64_t EvenGradientBlocks(const Job& job) { return job.count * EvenParts(job); }
 
 void LaunchEvenGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream) {
   const size_t tile = static_cast<size_t>(planes) * kCloudTile * CloudRowBytes(dim);

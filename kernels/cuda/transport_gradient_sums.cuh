@@ -16,6 +16,12 @@ __host__ __device__ constexpr int AgainOf(Parts parts) {
   return parts == Parts::kOne ? 1 : parts == Parts::kFew ? 2 : 3;
 }
 
+// Pieces of a tile, made one after the other, and blocks that a multiprocessor has at once: of up to 16 coordinates
+// exponentials are all that takes time, and four warps a scheduler, with half the registers, do them sooner.
+__host__ __device__ constexpr int PiecesOf(Parts parts, int columns) {
+  return parts == Parts::kOne && columns == 16 ? 2 : 1;
+}
+
 #if SINKHORN_HOPPER
 
 // Tiles whose columns' terms a block has at once. Float64, in which they are made, waits until the matrix units are
@@ -40,9 +46,10 @@ struct Sums {
     float sums[kColumns / 8][4];
     const auto load = [&](int tile) { return c.LoadTerm(tile * kCloudTile + column); };
     const auto store = [&](int slot, const ColumnTerm& of) { terms[slot][column] = c.TermOf(of); };
-    uint32_t high[8][4], low[8][4];
-    const auto split = [&](const float(&acc)[16][4], int slot) {
-      EachFragment(c.factor, acc, terms[slot], level, [&](int k, const auto& h, const auto& l) {
+    constexpr int kPieces = PiecesOf(kParts, kColumns), kEights = 16 / kPieces;
+    uint32_t high[kEights / 2][4], low[kEights / 2][4];
+    const auto split = [&](const float(&acc)[kEights][4], const float* terms) {
+      EachFragment(c.factor, acc, terms, level, [&](int k, const auto& h, const auto& l) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) high[k][e] = h[e], low[k][e] = l[e];
       });
@@ -57,7 +64,7 @@ struct Sums {
         __syncthreads();
       };
       uint64_t points;
-      const auto begin = [&] { CommitSums<kPlanes, kColumns>(high, low, points, sums); };
+      const auto begin = [&] { CommitSums<kPlanes, kColumns>(high, low, points, /*add=*/false, sums); };
       const auto end = [&] {
         if (kTiles > 1) {  // The tile before goes to the other.
           rows[0] = rows[kTiles - 1];
@@ -67,13 +74,27 @@ struct Sums {
       };
       if (c.first_tile == c.last_tile) return;
       terms_from(c.first_tile);
-      float acc[16][4];
-      stream->template MultiplyFirst<kColumns / 16>(acc);
+      float acc[kEights][4];
+      if constexpr (kPieces == 1) stream->template MultiplyFirst<kColumns / 16>(acc);
 #pragma unroll 1
       for (int tile = c.first_tile, slot = 0;; ++tile) {
-        split(acc, slot);
-        points = PointsAt<kColumns>(stream->Again());
-        stream->template MultiplyNext<kColumns / 16>(begin, end, acc);
+        if constexpr (kPieces == 1) {
+          split(acc, terms[slot]);
+          points = PointsAt<kColumns>(stream->Again());
+          stream->template MultiplyNext<kColumns / 16>(begin, end, acc);
+        } else {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            stream->template MultiplyHalf<kColumns / 16>(half, acc);
+            split(acc, terms[slot] + half * kCloudTile / 2);
+            points = PointsAt<kColumns>(stream->Again() + half * kCloudTile / 2 * 2 * kColumns);
+            BeginProducts();
+            CommitSums<kPlanes, kColumns>(high, low, points, /*add=*/half > 0, sums);
+            WaitForProducts<0>();
+          }
+          end();
+          stream->Release();
+        }
         if (tile + 1 == c.last_tile) break;
         if (++slot == kSlots) {
           slot = 0;
@@ -82,7 +103,7 @@ struct Sums {
       }
     } else {
       EachTile(c, stream, load(c.first_tile), load, store, [&](float(&acc)[16][4], int slot, int /*tile*/) {
-        split(acc, slot);
+        split(acc, terms[slot]);
 #pragma unroll
         for (int part = 0; part < kAgain; ++part) {
           AddProducts<kPlanes, kColumns>(high, low, stream->Again(), weight, sums, rows[0].total[part]);
