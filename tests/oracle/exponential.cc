@@ -3,6 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/oracle/exponential.cc"
+// Those that kernels are compiled for, so that tests by one instruction set are so throughout.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 //
 #include "hwy/foreach_target.h"

@@ -50,7 +50,8 @@ Transport SelfProblemB(const Transport& problem);
 
 struct Potentials {
   Vector f, g;
-  Vector known_plan = {};  // [n, m]: what PlanEntries makes of them, or empty. WithKnownPlan fills it in.
+  // [n, m]: what PlanEntries makes of them, or empty. WithKnownPlan fills it in; changing f or g makes it wrong.
+  Vector known_plan = {};
 };
 
 // First epsilon of an annealed schedule when `epsilon_start` is 0: the cost's largest value, as max C - min C for a
