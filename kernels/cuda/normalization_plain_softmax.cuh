@@ -76,10 +76,10 @@ __device__ inline bool StartOf(const Task& task, const Place<Shape>& place, floa
 
 // u and v after all iterations, in all lanes of a row or column, and q = K^T u, the lane's own. put(t, u, v): what the
 // lane owns after t of them.
-template <class Shape, class Border, class Put>
-__device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], const Border& border, float guard,
-                                      int iterations, float (&u)[Shape::R], float (&v)[Shape::C], float (&q)[Shape::C],
-                                      Put put) {
+template <class Shape, int kLeast, bool kActs, class Put>
+__device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], const Border<Shape, kLeast, kActs>& border,
+                                      float guard, int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
+                                      float (&q)[Shape::C], Put put) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   float a[kOwn], b[kOwn];
 #pragma unroll
@@ -90,7 +90,7 @@ __device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], cons
   for (int c = 0; c < C; ++c) v[c] = 1;
   put(0, u, v);
   border.ClearRows(u);
-  if constexpr (Border::kClears) GatherRows<Shape>(u);
+  if constexpr (kActs) GatherRows<Shape>(u);
   const auto columns = [&](int t) {
     TimesCols<R, C>(K, u, q);
     ScatterCols<Shape>(q);
@@ -117,10 +117,11 @@ __device__ inline void SoftmaxIterate(const float (&K)[Shape::R][Shape::C], cons
 }
 
 // The iterations backward. u, v: of the last. row_bar, col_bar: sums of dP * P, the lane's own. add: as ReversePlain's.
-template <class Shape, class Border, class Memory, class Add>
-__device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], const Border& border, float guard,
-                                      const Memory& history, int iterations, float (&u)[Shape::R], float (&v)[Shape::C],
-                                      const float (&row_bar)[Shape::R], const float (&col_bar)[Shape::C], Add add) {
+template <class Shape, int kLeast, bool kActs, class Memory, class Add>
+__device__ inline void SoftmaxReverse(const float (&K)[Shape::R][Shape::C], const Border<Shape, kLeast, kActs>& border,
+                                      float guard, const Memory& history, int iterations, float (&u)[Shape::R],
+                                      float (&v)[Shape::C], const float (&row_bar)[Shape::R],
+                                      const float (&col_bar)[Shape::C], Add add) {
   constexpr int R = Shape::R, C = Shape::C, kOwn = Shape::kOwn;
   constexpr bool kRemade = !Memory::kHasU;  // u is.
   float x[R], y[C], left[kOwn], before[C], sums[R];

@@ -17,7 +17,6 @@ __device__ inline bool IsInside(const Task& task, const Place<Shape>& place, int
 template <class Shape, int kLeast, bool kActs>
 class Border {
  public:
-  static constexpr bool kClears = kActs;
   __device__ Border(const Place<Shape>& place, int n) : place_(place), n_(n) {}
   // Of x, the lane's own.
   __device__ void ClearRows(float* x) const { Clear(n_ - place_.OwnRow(0), x); }

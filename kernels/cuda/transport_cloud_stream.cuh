@@ -2,8 +2,9 @@
 //
 // The rows' halves stay in shared memory where they fit (Parts), and a ring of stages brings the columns'; else stages
 // have rows too. With one part of the coordinates warpgroups take turns at the matrix units, so that the others'
-// exponentials are done meanwhile; with more, which keep them busy for longer, order costs more than it gains. Before
-// Hopper: the same tiles, one at a time, by mma.sync, whose results lie in registers alike.
+// exponentials are done meanwhile; with more, which keep them busy for longer, order costs more than it gains, and two
+// blocks of a multiprocessor (MultiplyHalf) need none. Before Hopper: the same tiles, one at a time, by mma.sync, whose
+// results lie in registers alike.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STREAM_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_CLOUD_STREAM_CUH_
 
@@ -119,7 +120,7 @@ class Stream {
       if (step - 2 >= first_ && step % kGroups == group_) CopyStep(128 * group_, kStage - 2);
     }
     WaitForProducts<0>();
-    if (!kStays) Release();
+    Release();
   }
   // kStays: a turn is for the products of what has been made of a tile, and for the next tile's own.
   // acc = the first tile's products.
@@ -200,8 +201,8 @@ class Stream {
     if (group_ != kGroups - 1 || more) ArriveAt(kTurn + (group_ + 1) % kGroups, 256);
   }
   template <int kSteps>
-  static constexpr int RowBytes() {  // As CloudRowBytes.
-    return kParts == Parts::kOne && kSteps < 3 ? 32 * kSteps : 128;
+  static constexpr int RowBytes() {
+    return CloudRowBytes(kParts == Parts::kOne ? 16 * kSteps : kDepth);
   }
   // Of 16 coordinates; `add`: to what acc is.
   template <int kPlane, int kEights>

@@ -10,8 +10,10 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
+// Coordinates, with those that fill a row; and parts.
+__host__ __device__ inline int EvenColumns(const Job& job) { return CloudRowBytes(job.dim) / 2; }
 __host__ __device__ inline int64_t EvenParts(const Job& job) {
-  return kProcessors * PiecesOf(Parts::kOne, CloudRowBytes(job.dim) / static_cast<int>(sizeof(__half)));
+  return kProcessors * PiecesOf(Parts::kOne, EvenColumns(job));
 }
 // Of a part: with fewer, clusters share blocks of rows; with more, the last ones' waiting is little.
 constexpr int kLeastTiles = 16, kMostTiles = 512;
@@ -112,7 +114,7 @@ bool HasEvenGradient(const Job& job) {
          AllTiles(job) <= kMostTiles * kProcessors;
 }
 int64_t EvenGradientBytes(const Job& job) {
-  const int64_t columns = CloudRowBytes(job.dim) / sizeof(__half), of_block = kGradientRows * columns * sizeof(float);
+  const int64_t of_block = int64_t{kGradientRows} * EvenColumns(job) * sizeof(float);
   return HasEvenGradient(job) ? 2 * EvenParts(job) * of_block : 0;  // A part begins, and ends, inside one at most.
 }
 int64_t EvenGradientBlocks(const Job& job) { return job.count * EvenParts(job); }

@@ -63,8 +63,6 @@ struct Sums {
         for (int k = threadIdx.x / 128; k < count; k += kGradientGroups) store(k, load(tile + k));
         __syncthreads();
       };
-      uint64_t points;
-      const auto begin = [&] { CommitSums<kPlanes, kColumns>(high, low, points, /*add=*/false, sums); };
       const auto end = [&] {
         if (kTiles > 1) {  // The tile before goes to the other.
           rows[0] = rows[kTiles - 1];
@@ -80,14 +78,16 @@ struct Sums {
       for (int tile = c.first_tile, slot = 0;; ++tile) {
         if constexpr (kPieces == 1) {
           split(acc, terms[slot]);
-          points = PointsAt<kColumns>(stream->Again());
+          const uint64_t points = PointsAt<kColumns>(stream->Again());
+          const auto begin = [&] { CommitSums<kPlanes, kColumns>(high, low, points, /*add=*/false, sums); };
           stream->template MultiplyNext<kColumns / 16>(begin, end, acc);
         } else {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             stream->template MultiplyHalf<kColumns / 16>(half, acc);
             split(acc, terms[slot] + half * kCloudTile / 2);
-            points = PointsAt<kColumns>(stream->Again() + half * kCloudTile / 2 * 2 * kColumns);
+            const uint64_t points =
+                PointsAt<kColumns>(stream->Again() + half * kCloudTile / 2 * CloudRowBytes(kColumns));
             BeginProducts();
             CommitSums<kPlanes, kColumns>(high, low, points, /*add=*/half > 0, sums);
             WaitForProducts<0>();
