@@ -18,6 +18,12 @@ namespace {
 constexpr char kSolveMethod[] = "/sinkhorn.v1.SinkhornService/Solve";
 constexpr size_t kInPlaceBytes = 64 << 10;  // From here on a request is sent from where it lies.
 
+// gRPC's blocking calls say UNIMPLEMENTED of a missing answer.
+absl::Status BlockingCallError(const grpc::Status& status, absl::Time deadline) {
+  const bool missing = status.error_code() == grpc::StatusCode::UNIMPLEMENTED && absl::Now() >= deadline;
+  return missing ? MissingAnswer(deadline) : FromGrpcStatus(status);
+}
+
 }  // namespace
 
 // The asynchronous calls of a client that have not ended. The client's destructor waits for them, because gRPC cannot
@@ -45,24 +51,30 @@ class Client::CallCount {
 // One asynchronous call: owns what gRPC writes to until it has ended.
 class Client::AsyncCall : public Call {
  public:
-  AsyncCall(std::shared_ptr<CallCount> count, Callback done) : count_(std::move(count)), done_(std::move(done)) {
+  AsyncCall(std::shared_ptr<CallCount> count, absl::Time deadline, Callback done)
+      : count_(std::move(count)), deadline_(deadline), done_(std::move(done)) {
     count_->Enter();
   }
 
   void Cancel() override {
     absl::MutexLock lock(&mutex_);
+    cancelled_ = true;
     if (context_ != nullptr) context_->TryCancel();
   }
 
   void End(const grpc::Status& status) {
+    bool cancelled;
     {
       absl::MutexLock lock(&mutex_);
       context_.reset();  // And with it a reference to the channel.
+      cancelled = cancelled_;
     }
-    if (status.ok()) {
-      done_(std::move(response_));
-    } else {
+    if (!status.ok()) {
       done_(FromGrpcStatus(status));
+    } else if (response_.ByteSizeLong() == 0) {  // No answer is empty.
+      done_(MissingAnswer(deadline_, cancelled));
+    } else {
+      done_(std::move(response_));
     }
     done_ = nullptr;  // What it captured may go with the client.
     count_->Leave();
@@ -74,9 +86,11 @@ class Client::AsyncCall : public Call {
 
  private:
   const std::shared_ptr<CallCount> count_;
+  const absl::Time deadline_;
   Callback done_;
   v1::SolveResponse response_;
   absl::Mutex mutex_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_) = std::make_unique<grpc::ClientContext>();
 };
 
@@ -165,7 +179,7 @@ absl::StatusOr<v1::SolveResponse> Client::Solve(const v1::SolveRequest& request,
   Prepare(deadline, wait_for_ready_, &context);
   v1::SolveResponse response;
   const grpc::Status status = stub_->Solve(&context, request, &response);
-  if (!status.ok()) return FromGrpcStatus(status);
+  if (!status.ok()) return BlockingCallError(status, deadline);
   return response;
 }
 
@@ -182,7 +196,7 @@ absl::StatusOr<v1::SolveResponse> Client::Solve(v1::SolveRequest&& request, absl
 }
 
 std::shared_ptr<Call> Client::SolveAsync(const v1::SolveRequest& request, absl::Time deadline, Callback done) {
-  auto call = std::make_shared<AsyncCall>(calls_, std::move(done));
+  auto call = std::make_shared<AsyncCall>(calls_, deadline, std::move(done));
   Prepare(deadline, wait_for_ready_, call->context());
   stub_->async()->Solve(call->context(), &request, call->response(),
                         [call](grpc::Status status) { call->End(status); });
@@ -193,7 +207,7 @@ std::shared_ptr<Call> Client::SolveAsync(v1::SolveRequest&& request, absl::Time 
   if (request.ByteSizeLong() < kInPlaceBytes) {
     return SolveAsync(static_cast<const v1::SolveRequest&>(request), deadline, std::move(done));
   }
-  auto call = std::make_shared<AsyncCall>(calls_, std::move(done));
+  auto call = std::make_shared<AsyncCall>(calls_, deadline, std::move(done));
   Prepare(deadline, wait_for_ready_, call->context());
   const grpc::ByteBuffer encoded = EncodeInPlace(std::move(request));
   encoded_stub_->UnaryCall(call->context(), kSolveMethod, grpc::StubOptions(), &encoded, call->response(),
@@ -240,7 +254,7 @@ absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Time deadl
   Prepare(deadline, wait_for_ready_, &context);
   v1::GetServerInfoResponse response;
   const grpc::Status status = stub_->GetServerInfo(&context, v1::GetServerInfoRequest(), &response);
-  if (!status.ok()) return FromGrpcStatus(status);
+  if (!status.ok()) return BlockingCallError(status, deadline);
   return response;
 }
 
@@ -251,7 +265,7 @@ absl::StatusOr<bool> Client::CheckHealth(absl::Time deadline, absl::string_view 
   request.set_service(std::string(service));
   grpc::health::v1::HealthCheckResponse response;
   const grpc::Status status = health_->Check(&context, request, &response);
-  if (!status.ok()) return FromGrpcStatus(status);
+  if (!status.ok()) return BlockingCallError(status, deadline);
   return response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
 }
 

@@ -4,6 +4,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "google/rpc/error_details.pb.h"
 
 namespace sinkhorn::client {
@@ -41,6 +42,12 @@ absl::Status FromRpcStatus(const google::rpc::Status& status) {
   absl::Status result(static_cast<absl::StatusCode>(status.code()), status.message());
   if (!result.ok()) AttachDetails(status, &result);
   return result;
+}
+
+absl::Status MissingAnswer(absl::Time deadline, bool cancelled) {
+  if (absl::Now() >= deadline) return absl::DeadlineExceededError("the deadline passed before the answer was read");
+  if (cancelled) return absl::CancelledError("the call was cancelled before its answer was read");
+  return absl::InternalError("the server ended the call with OK, but sent no answer");
 }
 
 ErrorDetails GetErrorDetails(const absl::Status& status) {

@@ -44,6 +44,11 @@ absl::Status FromGrpcStatus(const grpc::Status& status);
 // The same for an error that travels inside a message (SolveStream).
 absl::Status FromRpcStatus(const google::rpc::Status& status);
 
+// Of a call that ended with OK but without its answer, since gRPC drops what has arrived when the deadline passes, or
+// the call is cancelled, before it is read. DEADLINE_EXCEEDED if `deadline` has passed, CANCELLED if the caller asked
+// for the end; INTERNAL: the server has sent none.
+absl::Status MissingAnswer(absl::Time deadline, bool cancelled = false);
+
 // One line for people: "INVALID_ARGUMENT (INVALID_FIELD): solver.epsilon must be > 0; got -1".
 std::string Describe(const absl::Status& status);
 

@@ -231,17 +231,17 @@ class Worker {
   void Record(PendingCall* call, int64_t end) {
     LoadStats& stats = result_.entries[call->entry];
     v1::SolveResponse response;
-    grpc::Status status = call->status;
-    if (status.ok()) {
+    absl::Status error = FromGrpcStatus(call->status);
+    if (error.ok() && !call->reply.Valid()) error = MissingAnswer(absl::FromChrono(call->context.deadline()));
+    if (error.ok()) {
       const bool read =
           shared_.options.verify ? ReadAll(&call->reply, &response) : ReadSummary(&call->reply, &response);
-      if (!read) status = grpc::Status(grpc::StatusCode::INTERNAL, "the reply cannot be decoded");
+      if (!read) error = absl::InternalError("the reply cannot be decoded");
     }
-    if (status.ok() && shared_.options.verify) Verify(*call, response);
+    if (error.ok() && shared_.options.verify) Verify(*call, response);
     if (!call->measured) return;
     last_end_ = std::max(last_end_, end);
-    if (!status.ok()) {
-      const absl::Status error = FromGrpcStatus(status);
+    if (!error.ok()) {
       const std::string reason = GetErrorDetails(error).reason;
       const std::string code = absl::StatusCodeToString(error.code());
       ++stats.errors[reason.empty() ? code : absl::StrCat(code, "/", reason)];

@@ -244,6 +244,22 @@ TEST(ClientTest, AsyncMayBeCancelled) {
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
 }
 
+TEST(ClientTest, AMissingAnswerIsAnError) {
+  FakeServer server(nullptr);
+  const auto client = Connect(server.target());
+  for (const int size : {4, 200}) {  // Encoded by gRPC and in place.
+    absl::Notification done;
+    absl::Status status;
+    client->SolveAsync(Request("lost", size), Soon(), [&](absl::StatusOr<v1::SolveResponse> result) {
+      status = result.status();
+      done.Notify();
+    });
+    done.WaitForNotification();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  }
+  EXPECT_FALSE(client->Solve(Request("lost"), Soon()).ok());
+}
+
 // gRPC aborts when a channel is closed on one of its own threads, where callbacks run.
 TEST(ClientTest, AClientMayGoAsSoonAsItsCallsHaveEnded) {
   FakeServer server(Echo);

@@ -1,6 +1,7 @@
 // Error details survive the way from a server's trailer to the caller.
 #include "client/cpp/errors.h"
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
 #include "gtest/gtest.h"
@@ -52,6 +53,13 @@ TEST(ErrorsTest, DetailsComeThroughTheTrailer) {
 }
 
 TEST(ErrorsTest, DetailsComeThroughAStreamReply) { ExpectFull(FromRpcStatus(FullStatus())); }
+
+TEST(ErrorsTest, AMissingAnswerHasACause) {
+  const absl::Time later = absl::InfiniteFuture();
+  EXPECT_EQ(MissingAnswer(absl::Now()).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(MissingAnswer(later, /*cancelled=*/true).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(MissingAnswer(later).code(), absl::StatusCode::kInternal);
+}
 
 TEST(ErrorsTest, AStatusWithoutDetailsHasNone) {
   const absl::Status status = FromGrpcStatus(grpc::Status(grpc::StatusCode::UNAVAILABLE, "no connection"));

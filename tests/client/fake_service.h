@@ -14,6 +14,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "sinkhorn/v1/sinkhorn.grpc.pb.h"
@@ -36,11 +37,16 @@ class FakeServer : private sinkhorn::v1::SinkhornService::Service, private grpc:
  public:
   using Solve_ = std::function<grpc::Status(grpc::ServerContext*, const v1::SolveRequest&, v1::SolveResponse*)>;
 
-  // Listens on `port`; 0 finds a free one.
+  // Listens on `port`; 0 finds a free one. Without a `solve` calls end with OK and no answer, as they look to a client
+  // whose gRPC has dropped it.
   explicit FakeServer(Solve_ solve, int port = 0) : solve_(std::move(solve)) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(static_cast<sinkhorn::v1::SinkhornService::Service*>(this));
+    if (solve_) {
+      builder.RegisterService(static_cast<sinkhorn::v1::SinkhornService::Service*>(this));
+    } else {
+      builder.RegisterCallbackGenericService(&answerless_);
+    }
     builder.RegisterService(static_cast<grpc::health::v1::Health::Service*>(this));
     builder.SetMaxReceiveMessageSize(-1);
     server_ = builder.BuildAndStart();
@@ -53,6 +59,16 @@ class FakeServer : private sinkhorn::v1::SinkhornService::Service, private grpc:
   int solve_count() const { return solve_count_; }
 
  private:
+  struct EndsAtOnce : grpc::ServerGenericBidiReactor {
+    EndsAtOnce() { Finish(grpc::Status::OK); }
+    void OnDone() override { delete this; }
+  };
+  struct Answerless : grpc::CallbackGenericService {
+    grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+      return new EndsAtOnce;
+    }
+  };
+
   grpc::Status Solve(grpc::ServerContext* context, const v1::SolveRequest* request,
                      v1::SolveResponse* response) override {
     ++solve_count_;
@@ -93,6 +109,7 @@ class FakeServer : private sinkhorn::v1::SinkhornService::Service, private grpc:
   int port_ = 0;
   std::atomic<bool> serving_{true};
   std::atomic<int> solve_count_{0};
+  Answerless answerless_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -294,6 +294,17 @@ TEST(LoadTest, DeadlinesHold) {
   EXPECT_THAT(result->all.errors, ElementsAre(Pair("DEADLINE_EXCEEDED", 3)));
 }
 
+TEST(LoadTest, MissingAnswersAreErrors) {
+  FakeServer server(nullptr);
+  LoadOptions options = Options(server, "normalization:2x2:5");
+  options.requests = 3;
+
+  const absl::StatusOr<LoadResult> result = RunLoad(options);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->all.errors, ElementsAre(Pair("INTERNAL", 3)));
+}
+
 TEST(LoadTest, OpenLoopKeepsItsRate) {
   FakeServer server([](auto...) { return grpc::Status::OK; });
   LoadOptions options = Options(server, "normalization:2x2:5");

@@ -26,9 +26,14 @@ def serving(
     solve_stream: SolveStream | None = None,
     info: pb.GetServerInfoResponse | None = None,
     check: Check | None = None,
+    *,
+    answerless: bool = False,
 ) -> Iterator[str]:
-    """Serves the given methods, the others being UNIMPLEMENTED; yields the target."""
+    """Serves the given methods, the others being UNIMPLEMENTED; yields the target. `answerless`: Solve ends with OK and
+    no answer, as it looks to a client whose gRPC has dropped it."""
     methods = {}
+    if answerless:
+        methods["Solve"] = grpc.unary_stream_rpc_method_handler(lambda request, context: iter(()))
     if solve is not None:
         methods["Solve"] = grpc.unary_unary_rpc_method_handler(
             solve, pb.SolveRequest.FromString, pb.SolveResponse.SerializeToString

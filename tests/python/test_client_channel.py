@@ -112,6 +112,19 @@ def test_the_timeout_of_the_call_goes_before_the_clients():
             assert float(client.normalize(LOGITS).request_id) > 1e6  # None.
 
 
+@pytest.mark.parametrize(("timeout", "kind"), [(60, sc.DeadlineExceeded), (None, sc.InternalError)])
+def test_a_missing_answer_is_an_error(timeout, kind):
+    async def asyncio_solve(target):
+        async with AsyncClient(target, timeout=timeout) as client:
+            await client.normalize(LOGITS)
+
+    with fake_service.serving(answerless=True) as target, Client(target, timeout=timeout) as client:
+        with pytest.raises(kind):
+            client.normalize(LOGITS)
+        with pytest.raises(kind):
+            asyncio.run(asyncio_solve(target))
+
+
 def test_a_deadline_is_a_timeout_error():
     over = threading.Event()
     with fake_service.serving(lambda request, context: over.wait(10)) as target, Client(target) as client:

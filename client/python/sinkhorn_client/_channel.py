@@ -112,8 +112,22 @@ class Connection:
         """Calls Health.Check."""
         return self._health(health_pb2.HealthCheckRequest(service=service), **self._call(timeout))
 
+    def answer(self, response: R | None, timeout: float | None) -> R:
+        """What a unary call returned. gRPC returns None for a call that ended with OK if the deadline passed before the
+        answer was read: that raises DeadlineExceeded."""
+        if response is not None:
+            return response
+        if self._limit(timeout) is None:
+            message, code = "the server ended the call with OK, but sent no answer", grpc.StatusCode.INTERNAL
+            raise errors.InternalError(message, code=code)
+        message, code = "the deadline passed before the answer was read", grpc.StatusCode.DEADLINE_EXCEEDED
+        raise errors.DeadlineExceeded(message, code=code)
+
+    def _limit(self, timeout: float | None) -> float | None:
+        return self._timeout if timeout is None else timeout
+
     def _call(self, timeout: float | None) -> dict[str, Any]:
-        return {"timeout": self._timeout if timeout is None else timeout, "metadata": self._metadata}
+        return {"timeout": self._limit(timeout), "metadata": self._metadata}
 
 
 def describe_method(method: Any, build: Callable[..., Any]) -> None:

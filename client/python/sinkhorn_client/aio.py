@@ -56,7 +56,7 @@ class AsyncClient:
     async def solve(self, problem: Problem[R]) -> R:
         """Solves a problem made by `sinkhorn_client.problems`."""
         with errors.translated():
-            response = await self._connection.solve(problem)
+            response = self._connection.answer(await self._connection.solve(problem), problem.timeout)
         return problem.read(response, problem.batch_shape)
 
     async def solve_stream(
@@ -86,12 +86,14 @@ class AsyncClient:
     async def server_info(self) -> results.ServerInfo:
         """See `Client.server_info`."""
         with errors.translated():
-            return results.server_info(await self._connection.server_info())
+            info = self._connection.answer(await self._connection.server_info(), _channel.SHORT_TIMEOUT)
+            return results.server_info(info)
 
     async def health(self, service: str = "", *, timeout: float = _channel.SHORT_TIMEOUT) -> str:
         """See `Client.health`."""
         with errors.translated():
-            return _channel.health_name(await self._connection.health(service, timeout))
+            health = self._connection.answer(await self._connection.health(service, timeout), timeout)
+            return _channel.health_name(health)
 
     async def wait_until_ready(self, timeout: float = 60.0) -> None:
         """See `Client.wait_until_ready`."""

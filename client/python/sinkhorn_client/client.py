@@ -64,7 +64,7 @@ class Client:
     def solve(self, problem: Problem[R]) -> R:
         """Solves a problem made by `sinkhorn_client.problems`."""
         with errors.translated():
-            response = self._connection.solve(problem)
+            response = self._connection.answer(self._connection.solve(problem), problem.timeout)
         return problem.read(response, problem.batch_shape)
 
     def solve_stream(self, items: Iterable[Problem[R]], *, timeout: float | None = None) -> Iterator[StreamReply[R]]:
@@ -91,13 +91,15 @@ class Client:
     def server_info(self) -> results.ServerInfo:
         """What the server is, its devices and its limits. Works while it is draining."""
         with errors.translated():
-            return results.server_info(self._connection.server_info())
+            info = self._connection.answer(self._connection.server_info(), _channel.SHORT_TIMEOUT)
+            return results.server_info(info)
 
     def health(self, service: str = "", *, timeout: float = _channel.SHORT_TIMEOUT) -> str:
         """`SERVING` or `NOT_SERVING`: whether the server takes problems. Service `liveness`: whether its process is
         sane."""
         with errors.translated():
-            return _channel.health_name(self._connection.health(service, timeout))
+            health = self._connection.answer(self._connection.health(service, timeout), timeout)
+            return _channel.health_name(health)
 
     def wait_until_ready(self, timeout: float = 60.0) -> None:
         """Returns when the server takes problems. Raises DeadlineExceeded after `timeout` seconds."""
