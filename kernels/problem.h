@@ -13,8 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/types/optional.h"
-
 namespace sinkhorn {
 
 enum class DType : uint8_t { kFloat32, kFloat64, kFloat16, kBFloat16 };

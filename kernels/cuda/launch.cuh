@@ -6,54 +6,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <tuple>
-#include <utility>
 
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/native.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 
-// The greatest number that an attribute has been set to, by kernel and device. Attributes are the kernel's, not the
-// calling thread's: were it what each launch takes, another thread's smaller one could come in between.
-struct Attributes {
-  std::mutex mutex;
-  std::map<std::tuple<const void*, cudaFuncAttribute, int>, int> set;
-};
-inline Attributes& AllAttributes() {
-  static auto* const attributes = new Attributes;
-  return *attributes;
-}
-// Before a launch that needs it to be `number` or more.
-template <typename... Parameters>
-inline void RaiseAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int number) {
-  int device = 0;
-  (void)cudaGetDevice(&device);
-  Attributes& attributes = AllAttributes();
-  const std::lock_guard<std::mutex> lock(attributes.mutex);
-  int& before = attributes.set[{reinterpret_cast<const void*>(kernel), attribute, device}];
-  if (number > before && cudaFuncSetAttribute(kernel, attribute, number) == cudaSuccess) before = number;
-}
 // Before a launch with so much dynamic shared memory, which may be above 48 KiB with what the kernel has of its own.
 template <typename... Parameters>
 inline void AllowShared(void (*kernel)(Parameters...), size_t smem_bytes) {
   if (smem_bytes <= 16 * 1024) return;
   RaiseAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
 }
-
-// The calling thread's first launch that was refused, and so did not run, since it last took the error: launches, and
-// copies that they read, keep theirs here; whoever enqueues a number of them takes it at the end. cudaGetLastError will
-// not do: a later call that succeeds, such as cudaFuncSetAttribute, makes it forget.
-inline cudaError_t& RefusedLaunch() {
-  static thread_local cudaError_t error = cudaSuccess;
-  return error;
-}
-inline void KeepLaunchError(cudaError_t error) {
-  if (RefusedLaunch() == cudaSuccess) RefusedLaunch() = error;
-}
-inline cudaError_t TakeLaunchError() { return std::exchange(RefusedLaunch(), cudaSuccess); }
 
 // No blocks: no launch.
 template <typename... Parameters, typename... Arguments>

@@ -1,5 +1,5 @@
 // Hessian-vector products on the device: their launches, as transport_launch.h's. transport_hessian.cuh says what
-// they are, transport_hessian_slice.cu what a slice enqueues.
+// they are, transport_hessian_slice.cc what a slice enqueues.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_H_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_HESSIAN_H_
 

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_resident.h"
 

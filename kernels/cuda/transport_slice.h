@@ -13,7 +13,7 @@ constexpr double kLaunchSeconds = 3e-6;
 
 // As Family::Launch, for transport's residents.
 absl::Status LaunchSlice(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context);
-// The same for those whose Hessian-vector products are under way (transport_hessian_slice.cu).
+// The same for those whose Hessian-vector products are under way (transport_hessian_slice.cc).
 absl::Status LaunchProducts(absl::Span<Resident* const> residents, double slice_seconds, LaunchContext* context);
 
 }  // namespace cuda

@@ -1,9 +1,10 @@
+#include "kernels/cuda/cuda_backend.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/context.h"
-#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/lane.h"
 #include "kernels/cuda/tensors.h"
 

@@ -1,10 +1,11 @@
 // The workspace's layout, how passes are cut, and what an iteration costs.
+#include "kernels/cuda/transport_job.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "kernels/cuda/transport_hessian.h"
-#include "kernels/cuda/transport_job.h"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_slice.h"
 

@@ -1,12 +1,13 @@
 // The course of a slice, in the order of Advance: place, copy in, launch, await, collect, copy out.
+#include "kernels/cuda/lane.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/lane.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/tensors.h"
 
 namespace sinkhorn {

@@ -1,10 +1,11 @@
 // Asks the CUDA runtime. What cudaDeviceProp lost in CUDA 13, the clocks, is asked as attributes.
+#include "kernels/cuda/device.h"
+
 #include <cuda_runtime.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/device.h"
 
 namespace sinkhorn {
 namespace {

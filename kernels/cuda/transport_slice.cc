@@ -1,4 +1,6 @@
 // What a slice enqueues, stage by stage: residents are prepared, iterate, two passes an iteration, and end.
+#include "kernels/cuda/transport_slice.h"
+
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -7,7 +9,6 @@
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_outputs.h"
 #include "kernels/cuda/transport_resident.h"
-#include "kernels/cuda/transport_slice.h"
 
 namespace sinkhorn {
 namespace cuda {

@@ -1,9 +1,10 @@
 // In order: the task, the kernel, blocks and memory, predictions.
+#include "kernels/cuda/normalization_choice.h"
+
 #include <cmath>
 #include <iterator>
 #include <limits>
 
-#include "kernels/cuda/normalization_choice.h"
 #include "kernels/cuda/normalization_kernels.h"
 
 namespace sinkhorn {
