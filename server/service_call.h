@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/types/optional.h"
 #include "google/protobuf/arena.h"
 #include "server/block.h"
 #include "server/scheduler.h"

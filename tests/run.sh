@@ -16,8 +16,8 @@ everything=(//:all //client/... //deploy/... //kernels/... //proto/... //server/
 targets=("${@:-${everything[@]}}")
 plain=("${targets[@]}")
 # Tests of what does no arithmetic run under the sanitizers alone: compiling them twice takes minutes.
-but_arithmetic=(-//tests/client/... -//tests/fuzz/... -//tests/scheduler/... -//tests/server/...)
-$quick || [ $# -gt 0 ] || plain+=("${but_arithmetic[@]}")
+arithmetic_alone=(-//tests/client/... -//tests/fuzz/... -//tests/scheduler/... -//tests/server/...)
+$quick || [ $# -gt 0 ] || plain+=("${arithmetic_alone[@]}")
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
@@ -80,13 +80,13 @@ sanitized() {
   "$@" --config="$name" "${set[@]}" --test_tag_filters="$name" --build_tests_only -- "${targets[@]}"
 }
 # Apart, and after all else, so that this may go on beside tests that mostly wait. What breaks shows when they are run.
-build_sanitized() {
+sanitized_ahead() {
   local name
   for name in tsan sanitize; do
     sanitized $name nice -n 19 bazel "${base[@]}" build "${cache[@]}" --keep_going --noshow_progress --color=no
   done
   # Arithmetic has no deadlines: it is tested there and then. Bazel keeps what passes, and runs the rest again below.
-  targets+=("${but_arithmetic[@]}")
+  targets+=("${arithmetic_alone[@]}")
   sanitized sanitize nice -n 19 bazel "${base[@]}" test "${cache[@]}" --keep_going --noshow_progress --color=no
 }
 
@@ -99,10 +99,10 @@ else
     python_tests
   else
     base=("--output_base=$(bazel info output_base)-sanitized")
-    build_sanitized >"$results/sanitized.log" 2>&1 &
-    building=$!
+    sanitized_ahead >"$results/sanitized.log" 2>&1 &
+    ahead=$!
     python_tests
-    wait "$building"
+    wait "$ahead"
     sanitized sanitize cpp_tests sanitize
     sanitized tsan cpp_tests tsan
   fi

@@ -18,12 +18,6 @@ namespace {
 constexpr char kSolveMethod[] = "/sinkhorn.v1.SinkhornService/Solve";
 constexpr size_t kInPlaceBytes = 64 << 10;  // From here on a request is sent from where it lies.
 
-// gRPC's blocking calls say UNIMPLEMENTED of a missing answer.
-absl::Status BlockingCallError(const grpc::Status& status, absl::Time deadline) {
-  const bool missing = status.error_code() == grpc::StatusCode::UNIMPLEMENTED && absl::Now() >= deadline;
-  return missing ? MissingAnswer(deadline) : FromGrpcStatus(status);
-}
-
 }  // namespace
 
 // The asynchronous calls of a client that have not ended. The client's destructor waits for them, because gRPC cannot
@@ -179,7 +173,7 @@ absl::StatusOr<v1::SolveResponse> Client::Solve(const v1::SolveRequest& request,
   Prepare(deadline, wait_for_ready_, &context);
   v1::SolveResponse response;
   const grpc::Status status = stub_->Solve(&context, request, &response);
-  if (!status.ok()) return BlockingCallError(status, deadline);
+  if (!status.ok()) return FromGrpcStatus(status, deadline);
   return response;
 }
 
@@ -254,7 +248,7 @@ absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Time deadl
   Prepare(deadline, wait_for_ready_, &context);
   v1::GetServerInfoResponse response;
   const grpc::Status status = stub_->GetServerInfo(&context, v1::GetServerInfoRequest(), &response);
-  if (!status.ok()) return BlockingCallError(status, deadline);
+  if (!status.ok()) return FromGrpcStatus(status, deadline);
   return response;
 }
 
@@ -265,7 +259,7 @@ absl::StatusOr<bool> Client::CheckHealth(absl::Time deadline, absl::string_view 
   request.set_service(std::string(service));
   grpc::health::v1::HealthCheckResponse response;
   const grpc::Status status = health_->Check(&context, request, &response);
-  if (!status.ok()) return BlockingCallError(status, deadline);
+  if (!status.ok()) return FromGrpcStatus(status, deadline);
   return response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
 }
 

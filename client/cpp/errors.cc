@@ -29,8 +29,10 @@ void AttachDetails(const google::rpc::Status& from, absl::Status* to) {
 
 }  // namespace
 
-absl::Status FromGrpcStatus(const grpc::Status& status) {
+absl::Status FromGrpcStatus(const grpc::Status& status, absl::Time deadline) {
   if (status.ok()) return absl::OkStatus();
+  const bool unimplemented = status.error_code() == grpc::StatusCode::UNIMPLEMENTED;
+  if (unimplemented && absl::Now() >= deadline) return MissingAnswer(deadline);
   // absl and gRPC number the codes alike.
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   google::rpc::Status details;

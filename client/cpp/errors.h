@@ -38,8 +38,9 @@ struct ErrorDetails {
 // Decodes the details that the functions below attached. Unreadable ones are left out.
 ErrorDetails GetErrorDetails(const absl::Status& status);
 
-// A gRPC status as absl's: code, message, and each detail as a payload under its type URL.
-absl::Status FromGrpcStatus(const grpc::Status& status);
+// A gRPC status as absl's: code, message, and each detail as a payload under its type URL. UNIMPLEMENTED when
+// `deadline` has passed is what gRPC's blocking calls make of a missing answer: see MissingAnswer.
+absl::Status FromGrpcStatus(const grpc::Status& status, absl::Time deadline = absl::InfiniteFuture());
 
 // The same for an error that travels inside a message (SolveStream).
 absl::Status FromRpcStatus(const google::rpc::Status& status);

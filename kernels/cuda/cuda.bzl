@@ -89,8 +89,8 @@ def cuda_library(name, srcs = [], hdrs = [], textual_hdrs = [], copts = [], deps
     Args:
       name: the library.
       srcs: .cu files, and .cc files, which have nothing for a GPU and take a third of the time.
-      hdrs: contract headers: included by C++ too, so free of CUDA headers unless every user is a .cu file.
-      textual_hdrs: headers for .cu files alone (.cuh).
+      hdrs: contract headers: included by C++ too, so free of CUDA headers unless every user is one of these.
+      textual_hdrs: headers for such sources alone.
       copts: further words for nvcc.
       deps: C++ and CUDA libraries.
       **kwargs: as for cc_library.

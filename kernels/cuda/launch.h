@@ -15,9 +15,9 @@ inline void RaiseAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attr
   RaiseAttribute(reinterpret_cast<const void*>(kernel), attribute, number);
 }
 
-// Keeps the calling thread's first launch that was refused, and so did not run, since it last took the error: launches,
-// and copies that they read, keep theirs here; whoever enqueues a number of them takes it at the end. cudaGetLastError
-// will not do: a later call that succeeds, such as cudaFuncSetAttribute, makes it forget.
+// The error of the calling thread's first launch that was refused, and so did not run, since it was last taken:
+// launches, and copies that they read, keep theirs here; whoever enqueues a number of them takes it at the end.
+// cudaGetLastError will not do: a later call that succeeds, such as cudaFuncSetAttribute, makes it forget.
 void KeepLaunchError(cudaError_t error);
 cudaError_t TakeLaunchError();
 

@@ -59,6 +59,10 @@ TEST(ErrorsTest, AMissingAnswerHasACause) {
   EXPECT_EQ(MissingAnswer(absl::Now()).code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(MissingAnswer(later, /*cancelled=*/true).code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(MissingAnswer(later).code(), absl::StatusCode::kInternal);
+
+  const grpc::Status blocking(grpc::StatusCode::UNIMPLEMENTED, "No message returned for unary request");
+  EXPECT_EQ(FromGrpcStatus(blocking, absl::Now()).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(FromGrpcStatus(blocking, later).code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST(ErrorsTest, AStatusWithoutDetailsHasNone) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/types/optional.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/answer_check.h"
 #include "server/validate.h"

@@ -13,7 +13,7 @@ from fake_service import status
 from grpc_health.v1 import health_pb2
 
 import sinkhorn_client as sc
-from sinkhorn_client import AsyncClient, Client, problems
+from sinkhorn_client import AsyncClient, Client, _channel, problems
 from sinkhorn_client._proto import sinkhorn_pb2 as pb
 
 LOGITS = np.zeros((2, 2), np.float32)
@@ -112,17 +112,23 @@ def test_the_timeout_of_the_call_goes_before_the_clients():
             assert float(client.normalize(LOGITS).request_id) > 1e6  # None.
 
 
-@pytest.mark.parametrize(("timeout", "kind"), [(60, sc.DeadlineExceeded), (None, sc.InternalError)])
-def test_a_missing_answer_is_an_error(timeout, kind):
+@pytest.mark.parametrize("timeout", [60, None])
+def test_a_missing_answer_is_an_error(timeout):
     async def asyncio_solve(target):
         async with AsyncClient(target, timeout=timeout) as client:
             await client.normalize(LOGITS)
 
     with fake_service.serving(answerless=True) as target, Client(target, timeout=timeout) as client:
-        with pytest.raises(kind):
+        with pytest.raises(sc.InternalError):
             client.normalize(LOGITS)
-        with pytest.raises(kind):
+        with pytest.raises(sc.InternalError):
             asyncio.run(asyncio_solve(target))
+
+
+def test_an_answer_that_the_deadline_has_taken_is_a_timeout_error():
+    with pytest.raises(sc.DeadlineExceeded):
+        _channel.answered(None, time.monotonic())
+    assert _channel.answered("answer", time.monotonic()) == "answer"
 
 
 def test_a_deadline_is_a_timeout_error():

@@ -8,11 +8,13 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2
 
 from sinkhorn_client import errors
@@ -112,22 +114,28 @@ class Connection:
         """Calls Health.Check."""
         return self._health(health_pb2.HealthCheckRequest(service=service), **self._call(timeout))
 
-    def answer(self, response: R | None, timeout: float | None) -> R:
-        """What a unary call returned. gRPC returns None for a call that ended with OK if the deadline passed before the
-        answer was read: that raises DeadlineExceeded."""
-        if response is not None:
-            return response
-        if self._limit(timeout) is None:
-            message, code = "the server ended the call with OK, but sent no answer", grpc.StatusCode.INTERNAL
-            raise errors.InternalError(message, code=code)
-        message, code = "the deadline passed before the answer was read", grpc.StatusCode.DEADLINE_EXCEEDED
-        raise errors.DeadlineExceeded(message, code=code)
+    def deadline(self, timeout: float | None) -> float:
+        """When a call that begins now, with this timeout, has to be done, by time.monotonic()."""
+        limit = self._limit(timeout)
+        return math.inf if limit is None else time.monotonic() + limit
 
     def _limit(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout
 
     def _call(self, timeout: float | None) -> dict[str, Any]:
         return {"timeout": self._limit(timeout), "metadata": self._metadata}
+
+
+def answered(response: R | None, deadline: float) -> R:
+    """What a unary call returned. gRPC returns None, as if all were well, when the deadline passes before an answer
+    that has arrived is read: that raises DeadlineExceeded, and without such a cause InternalError."""
+    if response is not None:
+        return response
+    if time.monotonic() >= deadline:
+        code, message = grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the answer was read"
+    else:
+        code, message = grpc.StatusCode.INTERNAL, "the server ended the call with OK, but sent no answer"
+    raise errors.from_status(status_pb2.Status(code=code.value[0], message=message))
 
 
 def describe_method(method: Any, build: Callable[..., Any]) -> None:

@@ -56,7 +56,8 @@ class AsyncClient:
     async def solve(self, problem: Problem[R]) -> R:
         """Solves a problem made by `sinkhorn_client.problems`."""
         with errors.translated():
-            response = self._connection.answer(await self._connection.solve(problem), problem.timeout)
+            deadline = self._connection.deadline(problem.timeout)
+            response = _channel.answered(await self._connection.solve(problem), deadline)
         return problem.read(response, problem.batch_shape)
 
     async def solve_stream(
@@ -86,14 +87,14 @@ class AsyncClient:
     async def server_info(self) -> results.ServerInfo:
         """See `Client.server_info`."""
         with errors.translated():
-            info = self._connection.answer(await self._connection.server_info(), _channel.SHORT_TIMEOUT)
-            return results.server_info(info)
+            deadline = self._connection.deadline(_channel.SHORT_TIMEOUT)
+            return results.server_info(_channel.answered(await self._connection.server_info(), deadline))
 
     async def health(self, service: str = "", *, timeout: float = _channel.SHORT_TIMEOUT) -> str:
         """See `Client.health`."""
         with errors.translated():
-            health = self._connection.answer(await self._connection.health(service, timeout), timeout)
-            return _channel.health_name(health)
+            deadline = self._connection.deadline(timeout)
+            return _channel.health_name(_channel.answered(await self._connection.health(service, timeout), deadline))
 
     async def wait_until_ready(self, timeout: float = 60.0) -> None:
         """See `Client.wait_until_ready`."""

@@ -64,7 +64,8 @@ class Client:
     def solve(self, problem: Problem[R]) -> R:
         """Solves a problem made by `sinkhorn_client.problems`."""
         with errors.translated():
-            response = self._connection.answer(self._connection.solve(problem), problem.timeout)
+            deadline = self._connection.deadline(problem.timeout)
+            response = _channel.answered(self._connection.solve(problem), deadline)
         return problem.read(response, problem.batch_shape)
 
     def solve_stream(self, items: Iterable[Problem[R]], *, timeout: float | None = None) -> Iterator[StreamReply[R]]:
@@ -91,15 +92,15 @@ class Client:
     def server_info(self) -> results.ServerInfo:
         """What the server is, its devices and its limits. Works while it is draining."""
         with errors.translated():
-            info = self._connection.answer(self._connection.server_info(), _channel.SHORT_TIMEOUT)
-            return results.server_info(info)
+            deadline = self._connection.deadline(_channel.SHORT_TIMEOUT)
+            return results.server_info(_channel.answered(self._connection.server_info(), deadline))
 
     def health(self, service: str = "", *, timeout: float = _channel.SHORT_TIMEOUT) -> str:
         """`SERVING` or `NOT_SERVING`: whether the server takes problems. Service `liveness`: whether its process is
         sane."""
         with errors.translated():
-            health = self._connection.answer(self._connection.health(service, timeout), timeout)
-            return _channel.health_name(health)
+            deadline = self._connection.deadline(timeout)
+            return _channel.health_name(_channel.answered(self._connection.health(service, timeout), deadline))
 
     def wait_until_ready(self, timeout: float = 60.0) -> None:
         """Returns when the server takes problems. Raises DeadlineExceeded after `timeout` seconds."""
