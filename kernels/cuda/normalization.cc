@@ -230,8 +230,8 @@ bool MakeReady(const std::vector<Task>& tasks, LaunchContext* context, Ready* re
     ready->blocks += task.blocks;
     ready->warp_each &= task.blocks * task.redo_members >= task.count;
   }
-  if (tasks.size() == 1) {
-    ready->launch.only = tasks[0];
+  if (tasks.size() <= kFew) {
+    std::copy(tasks.begin(), tasks.end(), ready->launch.few);
     return true;
   }
   std::vector<BlockOf> of;

@@ -33,16 +33,17 @@ PlainFunction KernelOf(int size, const PlainKind& kind, bool one) {
 
 // Whether the instance for one problem of whole tiles takes it.
 bool TakesOne(const PlainKind& kind, const LaunchOf& launch) {
-  const Task& task = launch.only;
+  const Task& task = launch.few[0];
   const bool plan_alone =
       task.plan.data != nullptr && task.row_sums.data == nullptr && task.column_sums.data == nullptr;
   const bool unguarded = kind.lead == Lead::kSoftmax || task.guard == Guard::kNone;
-  return launch.tasks == nullptr && !kind.padded && !task.transposed && plan_alone && unguarded;
+  return launch.tasks == nullptr && launch.few[1].blocks == 0 && !kind.padded && !task.transposed && plan_alone &&
+         unguarded;
 }
 
 template <class Shape, Work kWork, bool kSoftmax, class Body>
 auto WithTraitsOf(bool is_short, bool one, Body body) {
-  if constexpr (HasOne<Shape>) {
+  if constexpr (HasOne<Shape, kWork, kSoftmax>) {
     if (one && is_short) return body(PlainTraits<Shape, kWork, true, true, kSoftmax>());
     if (one) return body(PlainTraits<Shape, kWork, false, true, kSoftmax>());
   }

@@ -44,7 +44,8 @@ struct PlainTraits {
   // Where registers have no room for it.
   static constexpr bool kSharedTally = kImplicit || Shape::kSize > 32 || Shape::R* Shape::C > 32;
   static constexpr int kLeast = LeastSide(Shape::kSize, kWork != Work::kForward);
-  using Way = PlainStage<Shape, kShort, !kOne, kLeast>;
+  // Forward, what moves logits and P is a tenth of the time; backward, copies gain nothing.
+  using Way = PlainStage<Shape, kShort, !kOne, kWork == Work::kForward, kLeast>;
   static constexpr int kBufferFloats = Way::kBufferFloats;  // Of one.
   static constexpr int kBufferBytes = kWarps * kBuffers * kBufferFloats * static_cast<int>(sizeof(float));
   // Blocks per multiprocessor that registers must leave room for.
@@ -62,9 +63,10 @@ struct PlainTraits {
   static constexpr int kBlocks = Blocks();
 };
 
-// Sizes whose tiles are powers of 2 have an instance of kOne.
-template <class Shape>
-constexpr bool HasOne = Shape::kSize <= 32 && (Shape::kSize & (Shape::kSize - 1)) == 0;
+// Sizes whose tiles are powers of 2 have an instance of kOne; 64 where it gains most for the time it takes to compile.
+template <class Shape, Work kWork, bool kSoftmax>
+constexpr bool HasOne = (Shape::kSize & (Shape::kSize - 1)) == 0 &&
+                        (Shape::kSize <= 32 || (kWork != Work::kForward && !kSoftmax));
 
 // Runs body(Shape) for a tile of kPlainSides.
 template <bool kBackward, class Body>
@@ -136,7 +138,7 @@ __device__ inline void AwaitMemory(const LaunchOf& launch) {
 template <bool kOne>
 __device__ inline const Task& TaskFrom(const LaunchOf& launch, const Task& copy) {
   if constexpr (kOne) {
-    return launch.only;
+    return launch.few[0];
   } else {
     return copy;
   }
@@ -158,6 +160,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   constexpr bool kScaled = kWork == Work::kForward && R * C > 64 && !Way::kWide;
   __shared__ Task copy;
   int block = blockIdx.x;
+  Way::Begin();
   if constexpr (!kOne) block = LoadTask(launch, &copy);
   const Task& task = TaskFrom<kOne>(launch, copy);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -189,7 +192,9 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
     const int64_t left = task.last - first;
     if (left > 0) Way::Fetch(lane, tensor, n, first, static_cast<int>(min(int64_t{Shape::kMembers}, left)), to, before);
   };
-  const auto fetch = [&](const Tensor& tensor, int64_t first, float* to) { fetch_after([] {}, tensor, first, to); };
+  const auto fetch = [&](const Tensor& tensor, int64_t first, float* to) {
+    fetch_after([] { Way::Free(); }, tensor, first, to);
+  };
 
   if constexpr (kUnrolled && !kSoftmax && !kMayBeGauged) {
     float ones[kOwn];  // The scalings before the first iteration.
@@ -202,6 +207,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   bool is_first = true;
   ForMembers<Shape>(task, block, [&](int64_t first, int count) {
     const int64_t member = first + place.member;
+    if (!is_first) Way::Free();
     // 1. K.
     float K[R][C];
     if constexpr (Traits::kDirect) {
@@ -431,6 +437,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
         }
       }
       if (there && good && !(infinite == 0)) tally.flags |= Tally::kNotFinite;
+      Way::Free();
       G.Write(lane, n, first, count, buffer);
       __syncwarp();  // The gradient is there.
       Way::Store(lane, task.gradient, n, first, count, buffer);
@@ -439,6 +446,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   });
   AllowNextKernel();
   StoreTally(task, block, tally);
+  Way::Free();  // Before it ends.
   // So that the launch does not end before the one before. One block is enough: others leave their place to those that
   // have not begun.
   if (blockIdx.x == gridDim.x - 1) AwaitKernelBefore();

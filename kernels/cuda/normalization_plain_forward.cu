@@ -1,4 +1,4 @@
-// Instances of the plain recipes' kernel: float32, forward.
+// Instances of the plain recipes' kernel: forward.
 #include "kernels/cuda/normalization_plain_instances.cuh"
 
 namespace sinkhorn {
@@ -6,6 +6,7 @@ namespace cuda {
 namespace normalization {
 
 template PlainFunction PlainKernelOf<Work::kForward, false, false>(int size, bool one);
+template PlainFunction PlainKernelOf<Work::kForward, true, false>(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Instances of the plain recipes' kernel: float32, forward and the implicit modes' backward.
+// Instances of the plain recipes' kernel: forward and the implicit modes' backward.
 #include "kernels/cuda/normalization_plain_instances.cuh"
 
 namespace sinkhorn {
@@ -6,6 +6,7 @@ namespace cuda {
 namespace normalization {
 
 template PlainFunction PlainKernelOf<Work::kImplicit, false, false>(int size, bool one);
+template PlainFunction PlainKernelOf<Work::kImplicit, true, false>(int size, bool one);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -16,7 +16,7 @@ PlainFunction PlainKernelOf(int size, bool one) {
     if constexpr (kWork != Work::kForward && !HasBackward(Shape::kSize)) {
       return nullptr;
     } else {
-      if constexpr (HasOne<Shape>) {
+      if constexpr (HasOne<Shape, kWork, kSoftmax>) {
         if (one) return PlainKernel<Shape, kWork, kShort, true, kSoftmax>;
       }
       return one ? nullptr : PlainKernel<Shape, kWork, kShort, false, kSoftmax>;

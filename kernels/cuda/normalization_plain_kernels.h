@@ -1,4 +1,4 @@
-// The instances of the plain kernel: twelve files, so that they are compiled side by side.
+// The instances of the plain kernel: six files, so that they are compiled side by side.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_KERNELS_H_
 

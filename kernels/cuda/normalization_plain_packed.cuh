@@ -3,26 +3,45 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_PACKED_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_PACKED_CUH_
 
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/normalization_stage.cuh"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-// A warp's members [first, first + count) of a tensor of n x n matrices, n >= kLeast, and its buffer.
-template <class Shape, bool kShort, int kLeast>
+// A warp's members [first, first + count) of a tensor of n x n matrices, n >= kLeast, and its buffer. kCopies: float32
+// is moved by bulk copies instead, where the device has them, one for all or one a member.
+template <class Shape, bool kShort, bool kCopies, int kLeast>
 class PackedStage {
  public:
   static constexpr int kQuad = 4;  // Elements moved at a time.
   static constexpr int kBufferFloats = Shape::kMembers * (Shape::kSize * Shape::kSize + kQuad) + 2 * kQuad;
   // Members whose quads may not be aligned.
   static constexpr bool kShifted = Shape::kMembers % kQuad != 0;
+  static constexpr bool kBulk = SINKHORN_HOPPER && kCopies && !kShort;
+
+  __device__ static void Begin() {
+    if (kBulk && threadIdx.x % 32 == 0) {
+      Incoming().parity = 0;
+      InitBarrier(&Incoming().barrier, 1);
+      FenceNewBarriers();
+    }
+  }
+  __device__ static void Free() {
+    if constexpr (!kBulk) return;
+    AwaitStoresRead();
+    FenceCopies();
+    __syncwarp();
+  }
 
   __device__ PackedStage(int lane, int n, int64_t first, int count)
-      : lane_(lane), n_(n), begin_(first * (n * n)), size_(count * n * n), by_member_(n * n) {
+      : lane_(lane), n_(n), area_(n * n), count_(count), begin_(first * area_), by_member_(area_) {
     // Even sides: between matrices lies what puts them into different banks.
-    pad_ = n % 2 == 0 && n * n / kQuad % 2 == 0 ? kQuad : 0;
+    pad_ = n % 2 == 0 && area_ / kQuad % 2 == 0 ? kQuad : 0;
     shift_ = kShifted ? static_cast<int>(begin_ % kQuad) : 0;
+    end_ = shift_ + count * area_;
+    whole_ = end_ & ~(kQuad - 1);
   }
 
   // float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there.
@@ -30,47 +49,65 @@ class PackedStage {
     if constexpr (kShort) return;
     const float* const from = static_cast<const float*>(tensor.data) + (begin_ - shift_);
     const uint32_t to = SharedAddress(buffer);
-    const int end = shift_ + size_, whole = end & ~(kQuad - 1);
+    if constexpr (kBulk) {
+      if (lane_ == 0) ArriveExpecting(&Incoming().barrier, 4 * whole_);
+      if (lane_ < Pieces()) CopyBulk(to + 4 * PieceAt(), from + lane_ * area_, PieceBytes(whole_), &Incoming().barrier);
+    } else {
 #pragma unroll 4
-    for (int at = kQuad * lane_; at < whole; at += kQuad * 32) {
-      FetchAsync16(to + 4 * Placed(at), from + at);
+      for (int at = kQuad * lane_; at < whole_; at += kQuad * 32) {
+        FetchAsync16(to + 4 * Placed(at), from + at);
+      }
     }
-    if (whole + lane_ < end) {
-      FetchAsync4(to + 4 * (whole + lane_), from + whole + lane_);
+    if (whole_ + lane_ < end_) {
+      FetchAsync4(to + 4 * (whole_ + lane_), from + whole_ + lane_);
     }
   }
   __device__ void Arrived(const Tensor& tensor, float* buffer) const {
     if constexpr (!kShort) {
       WaitForFetches();
+      if constexpr (kBulk) {
+        const unsigned parity = Incoming().parity;
+        WaitForPhase(&Incoming().barrier, parity);
+        __syncwarp();  // All know the parity.
+        if (lane_ == 0) Incoming().parity = parity ^ 1;
+      }
     } else {
       const uint16_t* const from = static_cast<const uint16_t*>(tensor.data) + (begin_ - shift_);
-      const int end = shift_ + size_, whole = end & ~(kQuad - 1);
       const auto unpack = [&](uint2 raw, float* x) { Unpack(tensor.dtype, make_uint4(raw.x, raw.y, 0, 0), x); };
 #pragma unroll 4
-      for (int at = kQuad * lane_; at < whole; at += kQuad * 32) {
+      for (int at = kQuad * lane_; at < whole_; at += kQuad * 32) {
         float x[8];
         unpack(__ldcs(reinterpret_cast<const uint2*>(from + at)), x);
         *reinterpret_cast<float4*>(buffer + Placed(at)) = make_float4(x[0], x[1], x[2], x[3]);
       }
-      if (whole + lane_ < end) {
+      if (whole_ + lane_ < end_) {
         float x[8];
-        unpack(make_uint2(from[whole + lane_], 0), x);
-        buffer[whole + lane_] = x[0];
+        unpack(make_uint2(from[whole_ + lane_], 0), x);
+        buffer[whole_ + lane_] = x[0];
       }
     }
     __syncwarp();  // The matrices are there.
   }
   __device__ void Store(const Output& output, const float* buffer) const {
     // Quads that are the members' alone; then what lies before them and behind.
-    const int end = shift_ + size_, first = kShifted && shift_ != 0 ? kQuad : 0, whole = end & ~(kQuad - 1);
+    const int first = kShifted && shift_ != 0 ? kQuad : 0;
     const int64_t to = begin_ - shift_;
+    if constexpr (kBulk) {
+      FenceCopies();
+      __syncwarp();  // The matrices are there for copies, too.
+      if (lane_ < Pieces() && first < whole_) {
+        StoreBulk(static_cast<float*>(output.data) + to + first + lane_ * area_,
+                  SharedAddress(buffer + first) + 4 * PieceAt(), PieceBytes(whole_ - first));
+      }
+    } else {
 #pragma unroll 4
-    for (int at = first + kQuad * lane_; at < whole; at += kQuad * 32) {
-      StoreQuad(output, to + at, *reinterpret_cast<const float4*>(buffer + Placed(at)));
+      for (int at = first + kQuad * lane_; at < whole_; at += kQuad * 32) {
+        StoreQuad(output, to + at, *reinterpret_cast<const float4*>(buffer + Placed(at)));
+      }
     }
-    const int behind = max(whole, first) + lane_;
-    if (behind < end) StoreOne(output, to + behind, buffer[behind]);
-    if (kShifted && shift_ + lane_ < min(first, end)) {
+    const int behind = max(whole_, first) + lane_;
+    if (behind < end_) StoreOne(output, to + behind, buffer[behind]);
+    if (kShifted && shift_ + lane_ < min(first, end_)) {
       StoreOne(output, to + shift_ + lane_, buffer[shift_ + lane_]);
     }
   }
@@ -123,6 +160,19 @@ class PackedStage {
   }
 
  private:
+  struct Copies {
+    uint64_t barrier;
+    unsigned parity;  // Of what is on its way, or comes next.
+  };
+  // The warp's.
+  __device__ static Copies& Incoming() {
+    __shared__ Copies copies[kWarps];
+    return copies[threadIdx.x / 32];
+  }
+  // One copy of all or, where something lies between matrices, of each, by a lane each.
+  __device__ int Pieces() const { return pad_ != 0 ? count_ : whole_ > 0 ? 1 : 0; }
+  __device__ int PieceAt() const { return lane_ * (area_ + pad_); }
+  __device__ unsigned PieceBytes(int all) const { return 4 * (pad_ != 0 ? area_ : all); }
   // Without padding the same: odd sides' quads may be of two matrices.
   __device__ int Placed(int at) const {
     if constexpr (Shape::kMembers == 1) return at;
@@ -183,13 +233,13 @@ class PackedStage {
       }
     }
   }
-  __device__ int Base(const Place<Shape>& place) const { return shift_ + place.member * (n_ * n_ + pad_); }
+  __device__ int Base(const Place<Shape>& place) const { return shift_ + place.member * (area_ + pad_); }
 
-  const int lane_, n_;
-  const int64_t begin_;  // Elements.
-  const int size_;
+  const int lane_, n_, area_, count_;
+  const int64_t begin_;      // Elements.
   const Divider by_member_;  // at < 2^16
   int pad_, shift_;
+  int end_, whole_;  // Of what is moved, from the quad on in which it begins: all, and what is whole quads.
 };
 
 }  // namespace normalization

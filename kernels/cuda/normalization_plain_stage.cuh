@@ -9,7 +9,8 @@ namespace cuda {
 namespace normalization {
 
 // A warp's members [first, first + count) of a tensor and its buffer. What is not there of a tile is left as it is.
-template <class Shape, bool kShort, bool kPadded, int kLeast>
+// kCopies: as PackedStage has it.
+template <class Shape, bool kShort, bool kPadded, bool kCopies, int kLeast>
 struct PlainStage {
   using Any = Stage<Shape>;
   static constexpr int kArea = Shape::kSize * Shape::kSize;
@@ -17,7 +18,7 @@ struct PlainStage {
   static constexpr int kVectors = Shape::kMembers * kArea / (32 * kPer);
   static constexpr bool kPads = kPadded;
   static constexpr bool kPacked = kPadded && Shape::kSize <= 32;
-  using Packed = PackedStage<Shape, kShort, kLeast>;
+  using Packed = PackedStage<Shape, kShort, kCopies, kLeast>;
   static constexpr int kBufferFloats = kPacked ? Packed::kBufferFloats : Shape::kBufferFloats;
   static constexpr bool kWide = Shape::kSize > 32;  // A row is more than a warp has lanes; a member, n > 32, a warp's.
 
@@ -53,6 +54,15 @@ struct PlainStage {
   // Whether a matrix is a whole tile, whose vectors of 16 bytes may be moved.
   __device__ static bool Whole(int n) { return !kPadded || (kWide && n == Shape::kSize); }
 
+  // Before all else, and before a barrier of the block.
+  __device__ static void Begin() {
+    if constexpr (kPacked) Packed::Begin();
+  }
+  // Waits until what the warp stores has left its buffers, if it is still copied: before anything is written to them or
+  // fetched, and before the warp ends.
+  __device__ static void Free() {
+    if constexpr (kPacked) Packed::Free();
+  }
   // float32, on its way while the caller goes on: until Arrived. Shorter types are loaded there. `before()` is called
   // when all that remains to be done is to copy.
   template <class Before>

@@ -77,11 +77,13 @@ struct BlockOf {
   int32_t task, block;
 };
 
-// Several problems: `tasks` and `blocks` in device memory. One: `only`, in the kernel's own parameters.
+// Many problems: `tasks` and `blocks` in device memory. Few: in the kernel's own parameters, one's blocks after the
+// other's; those that are not there have none.
+constexpr int kFew = 4;
 struct LaunchOf {
   const Task* tasks;
   const BlockOf* blocks;
-  Task only;
+  Task few[kFew];
   bool independent;      // Shares nothing with the launch before in the stream, and need not wait for it.
   bool lets_next_begin;  // At once, not when blocks are about to end.
 };
@@ -94,7 +96,9 @@ __device__ inline int LoadTask(const LaunchOf& launch, Task* task) {
   uint64_t* to = reinterpret_cast<uint64_t*>(task);
   int block = blockIdx.x;
   if (launch.tasks == nullptr) {  // Straight from the constant bank.
-    const uint64_t* from = reinterpret_cast<const uint64_t*>(&launch.only);
+    int which = 0;
+    for (; block >= launch.few[which].blocks; ++which) block -= launch.few[which].blocks;
+    const uint64_t* from = reinterpret_cast<const uint64_t*>(launch.few + which);
     for (int k = threadIdx.x; k < kWords; k += blockDim.x) to[k] = from[k];
   } else {
     const BlockOf mine = launch.blocks[blockIdx.x];

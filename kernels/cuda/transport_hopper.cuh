@@ -1,5 +1,4 @@
-// Hopper's own instructions, one function each: matrix products of a warpgroup, bulk copies to shared memory and the
-// barriers that they complete on. SINKHORN_HOPPER is 1 where they exist (sm_90a).
+// Hopper's own instructions, one function each: named barriers, matrices of 8 x 8, matrix products of a warpgroup.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_HOPPER_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_HOPPER_CUH_
 
@@ -7,15 +6,10 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/native.cuh"
 #include "kernels/cuda/transport_launch.h"
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SINKHORN_HOPPER 1
-#else
-#define SINKHORN_HOPPER 0
-#endif
 
 namespace sinkhorn {
 namespace cuda {
@@ -32,51 +26,8 @@ inline void LaunchNext(void (*kernel)(Parameters...), int64_t blocks, int thread
 
 #if SINKHORN_HOPPER
 
-// ---- Barriers in shared memory ------------------------------------------------------------------------------------
+// ---- Named barriers of `threads` threads: some arrive, the others wait for them too -------------------------------
 
-__device__ inline void InitBarrier(uint64_t* barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals) : "memory");
-}
-// By a thread that knows that nobody waits: its memory is free for something else, or for InitBarrier.
-__device__ inline void EndBarrier(uint64_t* barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
-// After InitBarrier, before other threads or copies use them.
-__device__ inline void FenceBarriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ inline void Arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
-// Arrives, and lets the phase end only when so many more bytes have been copied.
-__device__ inline void ArriveExpecting(uint64_t* barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
-               : "memory");
-}
-// Whether the phase of this parity has ended.
-__device__ inline bool HasPhaseEnded(uint64_t* barrier, unsigned parity) {
-  unsigned done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-               : "=r"(done)
-               : "r"(SharedAddress(barrier)), "r"(parity)
-               : "memory");
-  return done != 0;
-}
-// Until it has.
-__device__ inline void WaitForPhase(uint64_t* barrier, unsigned parity) {
-  while (!HasPhaseEnded(barrier, parity)) continue;
-}
-// 16-byte multiples, both ends aligned so.
-__device__ inline void CopyBulk(uint32_t shared, const void* global, unsigned bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-               "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
-               : "memory");
-}
-
-// Copies that begin from now on come after what this thread has read and written.
-__device__ inline void FenceCopies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Named barriers of `threads` threads: some arrive, the others wait for them too.
 __device__ inline void ArriveAt(int name, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
