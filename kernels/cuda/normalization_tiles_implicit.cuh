@@ -15,7 +15,7 @@ template <class T>
 struct Solving;
 template <>
 struct Solving<double> {
-  static constexpr double kSolved = 1e-12;  // Of the residual's norm: what is left is the roundings of P's float32.
+  static constexpr double kSolved = 1e-9;  // Of the residual's norm: a sixtieth of what P's float32 rounds off.
   static constexpr double kLeastCurvature = 0;
   static constexpr double kVanishing = 1e-290;  // Sums below have no reciprocal.
 };
