@@ -20,6 +20,9 @@ namespace cuda {
 
 #if SINKHORN_HOPPER
 
+// Copies that begin from now on come after what this thread has read and written.
+__device__ inline void FenceCopies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---- Barriers in shared memory ------------------------------------------------------------------------------------
 
 __device__ inline void InitBarrier(uint64_t* barrier, unsigned arrivals) {
@@ -31,10 +34,10 @@ __device__ inline void EndBarrier(uint64_t* barrier) {
 }
 // After InitBarrier, before others use them.
 __device__ inline void FenceNewBarriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// And before copies that are to come after all that this thread has done.
+// The same, and FenceCopies.
 __device__ inline void FenceBarriers() {
   FenceNewBarriers();
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  FenceCopies();
 }
 __device__ inline void Arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
@@ -57,15 +60,15 @@ __device__ inline bool HasPhaseEnded(uint64_t* barrier, unsigned parity) {
 __device__ inline void WaitForPhase(uint64_t* barrier, unsigned parity) {
   while (!HasPhaseEnded(barrier, parity)) continue;
 }
+
+// ---- Copies -------------------------------------------------------------------------------------------------------
+
 // 16-byte multiples, both ends aligned so.
 __device__ inline void CopyBulk(uint32_t shared, const void* global, unsigned bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
                : "memory");
 }
-
-// Copies that begin from now on come after what this thread has read and written.
-__device__ inline void FenceCopies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // From shared memory, likewise.
 __device__ inline void StoreBulk(void* global, uint32_t shared, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
@@ -77,10 +80,8 @@ __device__ inline void AwaitStoresRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-#else  // Nobody calls them.
+#else  // Named by code that never runs.
 __device__ inline void InitBarrier(uint64_t*, unsigned) {}
-__device__ inline void EndBarrier(uint64_t*) {}
-__device__ inline void FenceBarriers() {}
 __device__ inline void FenceNewBarriers() {}
 __device__ inline void ArriveExpecting(uint64_t*, unsigned) {}
 __device__ inline void WaitForPhase(uint64_t*, unsigned) {}

@@ -44,7 +44,7 @@ struct PlainTraits {
   // Where registers have no room for it.
   static constexpr bool kSharedTally = kImplicit || Shape::kSize > 32 || Shape::R* Shape::C > 32;
   static constexpr int kLeast = LeastSide(Shape::kSize, kWork != Work::kForward);
-  // Forward, what moves logits and P is a tenth of the time; backward, copies gain nothing.
+  // Backward, copies gain nothing.
   using Way = PlainStage<Shape, kShort, !kOne, kWork == Work::kForward, kLeast>;
   static constexpr int kBufferFloats = Way::kBufferFloats;  // Of one.
   static constexpr int kBufferBytes = kWarps * kBuffers * kBufferFloats * static_cast<int>(sizeof(float));

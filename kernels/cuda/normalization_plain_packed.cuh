@@ -1,5 +1,5 @@
 // The plain kernel's way in and out for matrices up to a tile's size: in the buffer they lie as in memory, one behind
-// the other, so that 16 bytes (of shorter types 8) are moved at a time whatever the side.
+// the other, so that 16 bytes (of shorter types 8) are moved at a time whatever the side, or all by one copy.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_PACKED_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_PLAIN_PACKED_CUH_
 
