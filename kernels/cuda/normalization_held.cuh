@@ -35,6 +35,7 @@ class Held : private HeldOf<Shape, kWork, kLead> {
   __device__ void Solve(int64_t member, LaneTally* tally) {
     member_ = member;
     bool safe = this->template Start<kLead>();
+    if constexpr (kImplicit || kUnrolled) this->BeginStream();
     const float col_error = this->Iterate(&safe);
     float row_bar = 0, col_bars[C];
     const float row_error = this->FinishForward(&row_bar, col_bars);

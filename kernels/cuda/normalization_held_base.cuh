@@ -50,13 +50,20 @@ class HeldBase {
       : task_(task),
         n_(task.n),
         lane_(threadIdx.x % 32),
-        warp_(threadIdx.x / 32),
+        warp_(WarpNumber()),
         across_(warp_ % Shape::kAcross),
         down_(warp_ / Shape::kAcross),
         rank_(rank),
         ranks_(ranks),
         barriers_(barriers),
         history_(slot) {}
+
+  // A block's kernels keep it, and what follows from it, where a warp has one of it for all lanes; in clusters, where
+  // there is more of that than room, they spill more so.
+  __device__ static int WarpNumber() {
+    const int warp = threadIdx.x / 32;
+    return Shape::kCluster || kSpares ? warp : __shfl_sync(kFullMask, warp, 0);
+  }
 
   // ---- Shared memory: addresses that take no registers --------------------------------------------------------------
   static constexpr int kParts = W * Shape::kBuffer * kWarpColumns, kVector = kParts + W * kWarpColumns;
@@ -104,7 +111,9 @@ class HeldBase {
   __device__ HeldRows<Shape> Rows() const {
     // From lane to lane, so that it is not looked up for each row.
     const int n = __shfl_sync(kFullMask, Side(), 0);
-    return {member_, n, FirstRow(), FirstColumn(), lane_};
+    // What follows from the lane is found again each time where there are fewer registers than that is worth.
+    constexpr bool kForgets = kSpares && (Shape::kCluster || Shape::kQuads == 1);
+    return {member_, n, FirstRow(), FirstColumn(), kForgets ? Opaque(lane_) : lane_};
   }
   // The lane's C numbers of a row of a buffer.
   __device__ void Read(const float* row, float (&x)[C]) const {
@@ -138,24 +147,6 @@ class HeldBase {
   }
 
   // ---- Start --------------------------------------------------------------------------------------------------------
-  __device__ float Largest(const float (&w)[C]) const {
-    float top = -FLT_MAX;
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      if (Inside(c)) top = fmaxf(top, w[c]);
-    }
-    return top;
-  }
-  // K of a row of logits; `lowest`: of the exponents.
-  __device__ void Exponentials(bool is_row, float shift, float (&w)[C], float* lowest) const {
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      const bool inside = is_row && Inside(c);
-      const float x = fmaf(kLog2E, w[c], shift);
-      if (inside) *lowest = fminf(*lowest, x);
-      w[c] = inside ? Exp2(x) : 0.0f;
-    }
-  }
   // False, to some threads at least: the range is too wide. kSoftmax: K is the rows' softmax and the recipe's offset,
   // whose range that is. kColumns: the rows' maxima, too, must be in range, and with them the first sums of columns.
   template <Lead kLead>
@@ -170,84 +161,161 @@ class HeldBase {
 #pragma unroll
       for (int c = 0; c < C; ++c) kept_[k][c] = 0;
     }
-    // Groups of rows come two steps ahead. The last group comes before the one that takes the first one's place.
+    // Groups of rows come three steps ahead. The last group comes before the one that takes the first one's place.
     static_assert(kKept == Shape::kWarpRows - kGroup, "the last group stays where it comes");
     const auto group_of = [](int step) { return step < 2 ? step : 5 - step; };
     const auto place_of = [this](int step) { return step == 1 ? Further(0) : step == 2 ? Stored(0) : Buffer(0); };
 #pragma unroll 1
-    for (int step = -2; step < 4; ++step) {
-      if (step + 2 < 4) rows.Fetch(task_.logits, kGroup * group_of(step + 2), kGroup, place_of(step + 2));
-      CommitCopies();
-      if (step < 0) continue;
-      WaitForCopies<2>();
-      __syncwarp();  // The rows are there.
-      float* const place = place_of(step);
-      StartGroup<kSoftmax>(kGroup * group_of(step), step, place, &lowest);
-      WithGroup(kGroup * group_of(step), [&](auto group) {
-        if constexpr (group.value < kKept) {
+    for (int step = -3; step < 4; ++step) {
+      if (step >= 0) {
+        WaitForCopies<2>();
+        __syncwarp();  // The rows are there.
+        const int first = kGroup * group_of(step);
+        FillColumns<kSoftmax>(place_of(step));
+        if constexpr (kSpares) {
+          StartGroup<kSoftmax, true>(first, place_of(step), &lowest);
+          if (HasOthers()) ClearGroup(first, place_of(step));
+          WithGroup(first, [&](auto group) {
+            if constexpr (group.value < kKept) {
 #pragma unroll
-          for (int k = 0; k < kGroup; ++k) Read(place + k * kWarpColumns, kept_[group.value + k]);
+              for (int k = 0; k < kGroup; ++k) Read(place_of(step) + k * kWarpColumns, kept_[group.value + k]);
+            }
+          });
+        } else {
+          WithGroup(first,
+                    [&](auto group) { StartGroup<kSoftmax, group.value == kKept>(group, place_of(step), &lowest); });
         }
-      });
-      __syncwarp();  // The place is free.
+        __syncwarp();  // The place is free.
+      }
+      if (step + 3 < 4) rows.Fetch(task_.logits, kGroup * group_of(step + 3), kGroup, place_of(step + 3));
+      CommitCopies();
     }
+    if (!kSpares && HasOthers()) ClearOthers();
     if constexpr (kSoftmax) return true;
+    if (FirstColumn() >= Side()) lowest = 0;  // It has no logits.
     // All logits within the range of their maximum, and above the floor.
     bool safe = lowest >= -kLog2E * kRange && (!HasRow() || shift_ / -kLog2E - kRange > task_.floor32);
     if constexpr (kLead == Lead::kColumns) safe = safe && fabsf(shift_) <= kLog2E * kRange;
     return safe;
   }
-  // K in place of the logits of a group of rows, from row `first` of the warp on. A loop, not all groups at once: what
-  // is executed once waits for its instructions.
+  // Of the warp's columns, and of the rows from row `first` on, so many are in the matrix (or more, of rows).
+  __device__ int ColumnsInside() const { return min(max(Side() - FirstColumn(), 0), kWarpColumns); }
+  __device__ int RowsInside(int first) const { return Side() - FirstRow() - first; }
+  // Votes, so that the compiler knows that all lanes go one way.
+  __device__ bool HasOtherColumns() const { return __any_sync(kFullMask, FirstColumn() + kWarpColumns > Side()); }
+  __device__ bool HasOthers() const {
+    return __any_sync(kFullMask, FirstRow() + Shape::kWarpRows > Side()) || HasOtherColumns();
+  }
+  // Logits in columns outside of the matrix become such as do not change what StartGroup finds of their rows: the
+  // largest, the lowest exponent, the sum of exponentials. (Not the lowest of a warp that has no columns.)
   template <bool kSoftmax>
-  __device__ void StartGroup(int first, int step, float* place, float* lowest) {
-    const float own =
-        OverGroup<Max>(place, kSoftmax ? 0 : step % 2, [this](const float(&w)[C]) { return this->Largest(w); });
-    // Its rounding scales the row: nothing that u would not undo.
-    if (lane_ / kGroup == first / kGroup) shift_ = HasRow() ? -kLog2E * own : 0.0f;
-#pragma unroll 4
-    for (int k = 0; k < kGroup; ++k) {
-      float w[C];
-      Read(place + k * kWarpColumns, w);
-      Exponentials(FirstRow() + first + k < Side(), __shfl_sync(kFullMask, shift_, first + k), w, lowest);
-      Write(w, place + k * kWarpColumns);
-    }
-    if constexpr (kSoftmax) DivideGroup(first, place);
-  }
-  // What each row of a group comes to over the lanes and warps that have it, from take(a lane's elements): on the row's
-  // own lane. `buffer`: as AcrossWarps'.
-  template <class Op, class Take>
-  __device__ float OverGroup(const float* place, int buffer, Take take) const {
-    float taken[kGroup];
+  __device__ void FillColumns(float* place) const {
+    if (!HasOtherColumns()) return;
+    const int columns = ColumnsInside();
+    float nothing[kGroup];
 #pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
-      float w[C];
-      Read(place + k * kWarpColumns, w);
-      taken[k] = take(w);
-    }
-    return AcrossWarps<Op>(Scatter<kGroup, Op>(taken, lane_), buffer);
-  }
-  // From exponentials to K: rows by their sums, and the offset.
-  __device__ void DivideGroup(int first, float* place) {
-    const float offset = static_cast<float>(task_.offset);
-    const float own = OverGroup<Sum>(place, 1, [](const float(&w)[C]) {
-      float sum = w[0];
+    for (int k = 0; k < kGroup; ++k) nothing[k] = kSoftmax || columns == 0 ? -FLT_MAX : place[k * kWarpColumns];
+#pragma unroll 1
+    for (int c = columns / 32 * 32 + lane_; c < kWarpColumns; c += 32) {
 #pragma unroll
-      for (int c = 1; c < C; ++c) sum += w[c];
-      return sum;
-    });
-    if (lane_ / kGroup == first / kGroup) scale_ = HasRow() ? Reciprocal(own) : 0.0f;
-#pragma unroll 4
-    for (int k = 0; k < kGroup; ++k) {
-      float w[C];
-      const float scale = __shfl_sync(kFullMask, scale_, first + k);
-      Read(place + k * kWarpColumns, w);
+      for (int k = 0; k < kGroup; ++k) {
+        if (c >= columns) place[k * kWarpColumns + c] = nothing[k];
+      }
+    }
+    __syncwarp();  // All is filled.
+  }
+  // K outside of the matrix becomes 0: in a group of rows that are in `place`, and of all.
+  __device__ void ClearGroup(int first, float* place) const {
+    const int rows = RowsInside(first), columns = ColumnsInside();
+    __syncwarp();  // The lanes have written theirs.
+#pragma unroll 1
+    for (int c = (rows < kGroup ? 0 : columns / 32 * 32) + lane_; c < kWarpColumns; c += 32) {
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        if (k >= rows || c >= columns) place[k * kWarpColumns + c] = 0;
+      }
+    }
+    __syncwarp();  // All is filled.
+  }
+  __device__ void ClearOthers() {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
 #pragma unroll
       for (int c = 0; c < C; ++c) {
-        w[c] = FirstRow() + first + k < Side() && Inside(c) ? fmaf(w[c], scale, offset) : 0.0f;
+        if (FirstRow() + k >= Side() || !Inside(c)) kept_[k][c] = 0;
       }
-      Write(w, place + k * kWarpColumns);
     }
+    ClearGroup(kKept, Stored(0));
+  }
+  // From the logits of the group of rows from `first` on, in `place`, to K: in place, or in registers, where `first` is
+  // known when compiled.
+  template <bool kSoftmax, bool kInPlace, class First>
+  __device__ void StartGroup(First first, float* place, float* lowest) {
+    // taken[k] = take(row k); the first time rows come from `place`.
+    float taken[kGroup];
+    const auto take_rows = [&](bool first_time, auto take) {
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        if constexpr (kInPlace) {
+          float w[C];
+          Read(place + k * kWarpColumns, w);
+          taken[k] = take(w);
+        } else {
+          if (first_time) Read(place + k * kWarpColumns, kept_[first + k]);
+          taken[k] = take(kept_[first + k]);
+        }
+      }
+    };
+    const auto change_rows = [&](auto change) {
+#pragma unroll kInPlace ? 4 : kGroup
+      for (int k = 0; k < kGroup; ++k) {
+        if constexpr (kInPlace) {
+          float w[C];
+          Read(place + k * kWarpColumns, w);
+          change(k, w);
+          Write(w, place + k * kWarpColumns);
+        } else {
+          change(k, kept_[first + k]);
+        }
+      }
+    };
+    take_rows(true, [](const float(&w)[C]) { return OverLane<Max>(w); });
+    // In turns, as groups come.
+    const float own = OverRow<Max>(taken, kSoftmax ? 0 : (first + (first < kKept - kGroup ? 0 : kGroup)) / kGroup % 2);
+    // Its rounding scales the row: nothing that u would not undo.
+    if (lane_ / kGroup == first / kGroup) shift_ = HasRow() ? -kLog2E * own : 0.0f;
+    change_rows([&](int k, float(&w)[C]) {
+      const float shift = __shfl_sync(kFullMask, shift_, first + k);
+#pragma unroll
+      for (int c = 0; c < C; ++c) w[c] = fmaf(kLog2E, w[c], shift);
+      if (!kSoftmax && k < RowsInside(first)) *lowest = fminf(*lowest, OverLane<Min>(w));
+#pragma unroll
+      for (int c = 0; c < C; ++c) w[c] = Exp2(w[c]);
+    });
+    if constexpr (kSoftmax) {  // Rows by their sums, and the offset.
+      const float offset = static_cast<float>(task_.offset);
+      take_rows(false, [](const float(&w)[C]) { return OverLane<Sum>(w); });
+      const float sum = OverRow<Sum>(taken, 1);
+      if (lane_ / kGroup == first / kGroup) scale_ = HasRow() ? Reciprocal(sum) : 0.0f;
+      change_rows([&](int k, float(&w)[C]) {
+        const float scale = __shfl_sync(kFullMask, scale_, first + k);
+#pragma unroll
+        for (int c = 0; c < C; ++c) w[c] = fmaf(w[c], scale, offset);
+      });
+    }
+  }
+  // What a group's rows come to over the lanes and warps that have them, from what they are in this lane: on each
+  // row's own lane. `buffer`: as AcrossWarps'.
+  template <class Op>
+  __device__ float OverRow(float (&taken)[kGroup], int buffer) const {
+    return AcrossWarps<Op>(Scatter<kGroup, Op>(taken, lane_), buffer);
+  }
+  template <class Op>
+  __device__ static float OverLane(const float (&x)[C]) {
+    float all = Op::Of(Op::Of(x[0], x[1]), Op::Of(x[2], x[3]));
+#pragma unroll
+    for (int c = 4; c < C; c += 4) all = Op::Of(all, Op::Of(Op::Of(x[c], x[c + 1]), Op::Of(x[c + 2], x[c + 3])));
+    return all;
   }
 
   // The lane's quad h of a row of a buffer.

@@ -126,7 +126,7 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
   }
 
   // ---- P and its sums; backward, the adjoints of the last step ------------------------------------------------------
-  static constexpr int kPart = kBackward ? 2 : kGroup;  // Rows whose sums are combined together.
+  static constexpr int kPart = 2;  // Rows whose sums are combined together.
   // Returns this thread's part of the rows' errors. row_bar: of the own row. col_bars: of the lane's columns, of this
   // warp's rows.
   __device__ float FinishForward(float* row_bar, float (&col_bars)[C]) {
@@ -137,23 +137,27 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
     for (int c = 0; c < C; ++c) col_bars[c] = 0;
     float row_sum = 0;
     const bool wanted = task_.plan.data != nullptr;
-    // A loop, not all rows at once: what is executed once waits for its instructions.
+    if constexpr (!kBackward) {
+      if (wanted && rows.Quads()) {
+        if (task_.plan.dtype == DType::kFloat32) {
+          FinishInRegisters<true>(rows, &row_sum);
+        } else {
+          FinishInRegisters<false>(rows, &row_sum);
+        }
+      } else {
+        FinishInBuffers(rows, wanted, &row_sum);
+      }
+    } else {
+      // A loop, not all rows at once: what is executed once waits for its instructions.
 #pragma unroll 1
-    for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
-      if constexpr (kBackward) {
-        rows.Fetch(task_.cotangent, first, kGroup, Buffer(0));
+      for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
+        if (!Streams(rows)) rows.Fetch(task_.cotangent, first, kGroup, Buffer(0));
         const float* const k_rows = this->RowsOfK(first);
         rows.Arrived();
-        FinishGroup(rows, first, wanted, &row_sum, row_bar, col_bars,
-                    [&](int k, int h, float(&x)[4]) { this->ReadQuad(k_rows + k * kWarpColumns, h, x); });
-      } else {
-        this->WithGroup(first, [&](auto group) {
-          FinishGroup(rows, first, wanted, &row_sum, row_bar, col_bars,
-                      [&](int k, int h, float(&x)[4]) { this->QuadOfK(group.value + k, h, x); });
-        });
+        FinishGroup(rows, first, k_rows, wanted, &row_sum, row_bar, col_bars);
+        if (wanted && !rows.Quads()) rows.Store(task_.plan, first, kGroup, Buffer(0));
+        __syncwarp();  // The buffers are free.
       }
-      if (wanted && (kBackward || !rows.Quads())) rows.Store(task_.plan, first, kGroup, Buffer(0));
-      __syncwarp();  // The buffers are free.
     }
     row_sum = this->template AcrossWarps<Sum>(row_sum, 0);
     if constexpr (kBackward) *row_bar = this->template AcrossWarps<Sum>(*row_bar, 1);
@@ -163,58 +167,133 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
     return fabsf(row_sum - 1);
   }
 
-  // FinishForward of a group of rows. quad_of_k(row, quad, its entries of K).
-  template <class QuadOfK>
-  __device__ void FinishGroup(const HeldRows<Shape>& rows, int first, bool wanted, float* row_sum, float* row_bar,
-                              float (&col_bars)[C], QuadOfK quad_of_k) const {
-    const auto sink = rows.To(task_.plan, first);
+  // FinishForward of all rows, forward: straight from registers, where Quads(), or by way of buffers, from where P goes
+  // to memory, if it is wanted.
+  template <bool kFloats>
+  __device__ void FinishInRegisters(const HeldRows<Shape>& rows, float* row_sum) const {
 #pragma unroll
-    for (int part = 0; part < kGroup; part += kPart) {
-      float sums[kPart] = {}, bars[kPart] = {};
-#pragma unroll
-      for (int h = 0; h < Shape::kQuads; ++h) {  // By quads: registers have room for no more.
-        float v[4];
-        this->ReadQuad(Vector() + FirstColumn(), h, v);
-#pragma unroll
-        for (int e = 0; e < kPart; ++e) {
-          const int k = part + e;
-          float p[4], d[4] = {};
-          const float u = Line()[first + k];
-          quad_of_k(k, h, p);
-          if constexpr (kBackward) this->ReadQuad(Buffer(k), h, d);
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            p[c] = p[c] * u * v[c];
-            sums[e] += p[c];
-            if (kBackward) {
-              const float bar = FirstRow() + first + k < Side() && Inside(4 * h + c) ? d[c] * p[c] : 0.0f;
-              bars[e] += bar;
-              col_bars[4 * h + c] += bar;
-            }
-          }
-          if constexpr (kBackward) {  // Registers are short: through the buffer.
-            this->WriteQuad(p, Buffer(k), h);
-          } else if (wanted) {
-            Give(rows, sink, k, h, p, Buffer(0));
-          }
-        }
-      }
-      const float sum = Scatter<kPart>(sums, lane_), bar = kBackward ? Scatter<kPart>(bars, lane_) : 0.0f;
-      if (lane_ / kPart == (first + part) / kPart) *row_sum = sum, *row_bar = bar;
+    for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
+      const auto quad_of_k = [&](int k, int h, float(&x)[4]) { this->QuadOfK(first + k, h, x); };
+      FinishGroup(first, quad_of_k, row_sum, [&](auto quad_of_p) {
+        rows.template PutRows<kFloats, kGroup>(rows.To(task_.plan, first), quad_of_p);
+      });
     }
   }
-  // Results, of row k quad h: to where they go or, where that is not by quads, to the buffer, to be stored from there.
-  __device__ void Give(const HeldRows<Shape>& rows, const typename HeldRows<Shape>::Sink& sink, int k, int h,
-                       const float (&x)[4], float* buffer) const {
-    if (rows.Quads()) return rows.Put(sink, k, h, make_float4(x[0], x[1], x[2], x[3]));
-    this->WriteQuad(x, buffer + k * kWarpColumns, h);
-  }
-  __device__ void GiveRow(const HeldRows<Shape>& rows, const typename HeldRows<Shape>::Sink& sink, int k,
-                          const float (&x)[C], float* buffer) const {
+  __device__ void FinishInBuffers(const HeldRows<Shape>& rows, bool wanted, float* row_sum) const {
+#pragma unroll 1
+    for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
+      const float* const k_rows = this->RowsOfK(first);
+      const auto quad_of_k = [&](int k, int h, float(&x)[4]) { this->ReadQuad(k_rows + k * kWarpColumns, h, x); };
+      FinishGroup(first, quad_of_k, row_sum, [&](auto quad_of_p) {
 #pragma unroll
-    for (int h = 0; h < Shape::kQuads; ++h) {
-      const float quad[4] = {x[4 * h], x[4 * h + 1], x[4 * h + 2], x[4 * h + 3]};
-      Give(rows, sink, k, h, quad, buffer);
+        for (int k = 0; k < kGroup; ++k) {
+#pragma unroll
+          for (int h = 0; h < Shape::kQuads; ++h) {
+            const float4 p = quad_of_p(k, h);
+            this->WriteQuad({p.x, p.y, p.z, p.w}, Buffer(k), h);
+          }
+        }
+      });
+      if (wanted) rows.Store(task_.plan, first, kGroup, Buffer(0));
+    }
+  }
+  // Of a group of rows. quad_of_k(row, quad, its entries of K); put(of P).
+  template <class QuadOfK, class Put>
+  __device__ void FinishGroup(int first, QuadOfK quad_of_k, float* row_sum, Put put) const {
+    float u[kGroup], sums[kGroup] = {};
+#pragma unroll
+    for (int k = 0; k < kGroup; k += 4) {
+      const float4 x = *reinterpret_cast<const float4*>(Line() + first + k);
+      u[k] = x.x, u[k + 1] = x.y, u[k + 2] = x.z, u[k + 3] = x.w;
+    }
+    put([&](int k, int h) {
+      float v[4], p[4];
+      this->ReadQuad(Vector() + FirstColumn(), h, v);
+      quad_of_k(k, h, p);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) p[c] = p[c] * u[k] * v[c];
+      sums[k] += (p[0] + p[1]) + (p[2] + p[3]);
+      return make_float4(p[0], p[1], p[2], p[3]);
+    });
+    const float sum = Scatter<kGroup>(sums, lane_);
+    if (lane_ / kGroup == first / kGroup) *row_sum = sum;
+  }
+  // Backward: the same of a group of rows of K in shared memory. dL/dP is in the buffer. Where it streams, each row
+  // makes place for one of the next group. P goes straight to memory, where Quads(), or into the buffer.
+  __device__ bool Streams(const HeldRows<Shape>& rows) const {
+    return rows.Quads() && task_.cotangent.dtype == DType::kFloat32;
+  }
+  __device__ void BeginStream() const {
+    const HeldRows<Shape> rows = Rows();
+    if (Streams(rows)) rows.Fetch(task_.cotangent, 0, kGroup, Buffer(0));
+  }
+  __device__ void FinishGroup(const HeldRows<Shape>& rows, int first, const float* k_rows, bool wanted, float* row_sum,
+                              float* row_bar, float (&col_bars)[C]) const {
+#pragma unroll 1
+    for (int part = 0; part < kGroup; part += kPart) {
+      FinishPart(first, part, k_rows, row_sum, row_bar, col_bars, [&](auto quad_of) {
+        auto sink = rows.To(task_.plan, first + part);
+        if (!wanted) sink.rows = 0;
+        if (!rows.Quads()) {
+#pragma unroll
+          for (int h = 0; h < Shape::kQuads; ++h) {  // By quads: registers have room for no more.
+#pragma unroll
+            for (int e = 0; e < kPart; ++e) {
+              const float4 p = quad_of(e, h);
+              this->WriteQuad({p.x, p.y, p.z, p.w}, Buffer(part + e), h);
+            }
+          }
+        } else if (sink.dtype == DType::kFloat32) {
+          rows.template PutRows<true, kPart>(sink, quad_of);
+        } else {
+          rows.template PutRows<false, kPart>(sink, quad_of);
+        }
+      });
+      if (!Streams(rows) || first + kGroup == Shape::kWarpRows) continue;
+#pragma unroll
+      for (int k = part; k < part + kPart; ++k) rows.FetchRow(task_.cotangent, first + kGroup + k, Buffer(k));
+    }
+  }
+  // put(row of the part, quad of it; that of P).
+  template <class Put>
+  __device__ void FinishPart(int first, int part, const float* k_rows, float* row_sum, float* row_bar,
+                             float (&col_bars)[C], Put put) const {
+    float sums[kPart] = {}, bars[kPart] = {};
+    put([&](int e, int h) {
+      const int k = part + e;
+      float v[4], p[4], d[4];
+      const float u = Line()[first + k];
+      this->ReadQuad(Vector() + FirstColumn(), h, v);
+      this->ReadQuad(k_rows + k * kWarpColumns, h, p);
+      this->ReadQuad(Buffer(k), h, d);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        p[c] = p[c] * u * v[c];
+        sums[e] += p[c];
+        const float bar = FirstRow() + first + k < Side() && Inside(4 * h + c) ? d[c] * p[c] : 0.0f;
+        bars[e] += bar;
+        col_bars[4 * h + c] += bar;
+      }
+      return make_float4(p[0], p[1], p[2], p[3]);
+    });
+    const float sum = Scatter<kPart>(sums, lane_), bar = Scatter<kPart>(bars, lane_);
+    if (lane_ / kPart == (first + part) / kPart) *row_sum = sum, *row_bar = bar;
+  }
+  // Results of rows from `first` on: to where they go or, where that is not by quads, by way of the buffer.
+  template <int kCount>
+  __device__ void PutRows(const HeldRows<Shape>& rows, const Output& output, int first, const float (&x)[kCount][C],
+                          float* buffer) const {
+    const auto quad_of = [&](int k, int h) {
+      return make_float4(x[k][4 * h], x[k][4 * h + 1], x[k][4 * h + 2], x[k][4 * h + 3]);
+    };
+    if (!rows.Quads()) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) Write(x[k], buffer + k * kWarpColumns);
+      rows.Store(output, first, kCount, buffer);
+    } else if (output.dtype == DType::kFloat32) {
+      rows.template PutRows<true, kCount>(rows.To(output, first), quad_of);
+    } else {
+      rows.template PutRows<false, kCount>(rows.To(output, first), quad_of);
     }
   }
 

@@ -46,10 +46,21 @@ struct HeldRows {
       }
     }
   }
+  // Row k alone, of float32, where Quads().
+  __device__ void FetchRow(const Tensor& tensor, int k, float* buffer) const {
+    if (row + k >= n) return;
+    const float* const from = static_cast<const float*>(tensor.data) + Place(k) + 4 * lane;
+#pragma unroll
+    for (int h = 0; h < Shape::kQuads; ++h) {
+      if (Has(h)) CopyAsync16(buffer + 4 * lane + 128 * h, from + 128 * h);
+    }
+  }
   __device__ static void Arrived() {
     WaitForFetches();
     __syncwarp();  // The rows are there.
   }
+  // Whether the lane's quad h is inside, where Quads().
+  __device__ bool Has(int h) const { return column + 4 * lane + 128 * h < n; }
   // Where the lane's numbers of rows go, straight from registers; where Quads().
   struct Sink {
     DType dtype;
@@ -61,11 +72,20 @@ struct HeldRows {
     const int bytes = output.dtype == DType::kFloat32 ? 4 : 2;
     return {output.dtype, static_cast<char*>(output.data) + (Place(first) + 4 * lane) * bytes, n - row - first};
   }
-  // Of row k quad h.
-  __device__ void Put(const Sink& sink, int k, int h, float4 x) const {
-    if (k >= sink.rows || column + 4 * lane + 128 * h >= n) return;
-    if (sink.dtype == DType::kFloat32) return PutAs<true>(sink, k, h, x);
-    PutAs<false>(sink, k, h, x);
+  // The lane's numbers of kCount rows: quad_of(row, quad of it).
+  template <bool kFloats, int kCount, class QuadOf>
+  __device__ void PutRows(const Sink& sink, QuadOf quad_of) const {
+#pragma unroll
+    for (int h = 0; h < Shape::kQuads; ++h) {
+      const int there = Has(h) ? sink.rows : 0;
+      char* to = sink.first + 128 * h * (kFloats ? 4 : 2);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const float4 x = quad_of(k, h);
+        if (k < there) Put<kFloats>(sink.dtype, to, x);
+        to += n * (kFloats ? 4 : 2);
+      }
+    }
   }
   // From the buffer, which is free afterwards.
   __device__ void Store(const Output& output, int first, int count, const float* buffer) const {
@@ -73,8 +93,8 @@ struct HeldRows {
     const int rows = min(count, n - row - first);
     if (Quads()) {
       const Sink sink = To(output, first);
-      if (sink.dtype == DType::kFloat32) return PutRows<true>(sink, rows, buffer);
-      return PutRows<false>(sink, rows, buffer);
+      if (sink.dtype == DType::kFloat32) return PutBuffer<true>(sink, rows, buffer);
+      return PutBuffer<false>(sink, rows, buffer);
     }
     const int64_t at = Place(first);
 #pragma unroll 1
@@ -90,22 +110,22 @@ struct HeldRows {
 
  private:
   template <bool kFloats>
-  __device__ void PutAs(const Sink& sink, int k, int h, float4 x) const {
-    const int64_t at = int64_t{k} * n + 128 * h;
+  __device__ static void Put(DType dtype, char* to, float4 x) {
     if constexpr (kFloats) {
-      __stcs(reinterpret_cast<float4*>(sink.first + 4 * at), x);
+      __stcs(reinterpret_cast<float4*>(to), x);
     } else {
       const float both[8] = {x.x, x.y, x.z, x.w};
-      const uint4 packed = Pack(sink.dtype, both);
-      __stcs(reinterpret_cast<uint2*>(sink.first + 2 * at), make_uint2(packed.x, packed.y));
+      const uint4 packed = Pack(dtype, both);
+      __stcs(reinterpret_cast<uint2*>(to), make_uint2(packed.x, packed.y));
     }
   }
   // The type and the place are looked up once, not for each quad.
   template <bool kFloats>
-  __device__ void PutRows(const Sink& sink, int rows, const float* buffer) const {
+  __device__ void PutBuffer(const Sink& sink, int rows, const float* buffer) const {
     ForQuads<4>(rows, [&](int k, int h) {
       const float* const from = buffer + k * Shape::kWarpColumns + 4 * lane + 128 * h;
-      PutAs<kFloats>(sink, k, h, *reinterpret_cast<const float4*>(from));
+      Put<kFloats>(sink.dtype, sink.first + (int64_t{k} * n + 128 * h) * (kFloats ? 4 : 2),
+                   *reinterpret_cast<const float4*>(from));
     });
     __syncwarp();  // The buffer is free.
   }

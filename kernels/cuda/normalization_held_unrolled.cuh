@@ -28,7 +28,6 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
   using Base::FirstColumn;
   using Base::FirstRow;
   using Base::Further;
-  using Base::GiveRow;
   using Base::GuardValue;
   using Base::HistoryU;
   using Base::HistoryV;
@@ -45,6 +44,7 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
   using Base::Line;
   using Base::OwnColumn;
   using Base::Pass;
+  using Base::PutRows;
   using Base::Read;
   using Base::ReadVector;
   using Base::Remember;
@@ -122,7 +122,6 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
       __syncwarp();  // The buffer is free.
       AddHistory(rows, first, g);
       rows.Arrived();
-      const auto sink = rows.To(task_.gradient, first);
       if constexpr (kSoftmax) {
         float totals[kHalf];
 #pragma unroll
@@ -138,10 +137,7 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
         }
         const float total = this->template AcrossWarps<Sum>(Scatter<kHalf>(totals, lane_), first / kHalf);
 #pragma unroll
-        for (int k = 0; k < kHalf; ++k) {
-          FinishRow(total, first + k, Buffer(k), g[k], &infinite);
-          GiveRow(rows, sink, k, g[k], Buffer(0));
-        }
+        for (int k = 0; k < kHalf; ++k) FinishRow(total, first + k, Buffer(k), g[k], &infinite);
       }
 #pragma unroll
       for (int k = 0; !kSoftmax && k < kHalf; ++k) {
@@ -153,9 +149,8 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
           g[k][c] *= Exp2(fmaf(kLog2E, w[c], shift));
           if (FirstRow() + first + k < Side() && Inside(c)) infinite = fmaf(g[k][c], 0.0f, infinite);
         }
-        GiveRow(rows, sink, k, g[k], Buffer(0));  // The buffer: where the lane's logits were.
       }
-      if (!rows.Quads()) rows.Store(task_.gradient, first, kHalf, Buffer(0));
+      PutRows(rows, task_.gradient, first, g, Buffer(0));  // The buffer: where the lane's logits were.
     }
     return infinite == 0;
   }
@@ -184,7 +179,7 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
   // g -= sum_t (u_t y_t^T + x_t v_(t-1)^T), the warp's rows from `first` on. Meanwhile their logits come to the buffer.
   __device__ void AddHistory(const HeldRows<Shape>& rows, int first, float (&g)[kHalf][C]) const {
     const int last = task_.iterations;
-    const bool comes = task_.logits.dtype == DType::kFloat32;  // A row with each iteration.
+    const bool comes = rows.Quads() && task_.logits.dtype == DType::kFloat32;  // A row with each iteration.
     if (!comes) rows.Fetch(task_.logits, first, kHalf, Buffer(0));
 #pragma unroll 1
     for (int t = 1; t < kAhead; ++t) {
@@ -196,7 +191,7 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
       WaitForCopies<kAhead - 2>();
       __syncwarp();  // Iteration t is there, and the place of the one before it is free.
       if (t + kAhead - 1 <= last) FetchStep(t + kAhead - 1, first);
-      if (comes && t <= kHalf) rows.Fetch(task_.logits, first + t - 1, 1, Buffer(t - 1));
+      if (comes && t <= kHalf) rows.FetchRow(task_.logits, first + t - 1, Buffer(t - 1));
       CommitCopies();
       float y[C], v[C];
       Read(Step(t), y);
@@ -214,7 +209,8 @@ class HeldUnrolled : protected HeldForward<Shape, Work::kUnrolled, kLead> {
         }
       }
     }
-    if (comes && last < kHalf) rows.Fetch(task_.logits, first + last, kHalf - last, Buffer(last));
+#pragma unroll 1
+    for (int k = last; comes && k < kHalf; ++k) rows.FetchRow(task_.logits, first + k, Buffer(k));
   }
 
   float taken_ = 0;  // Of the own row's cotangents, by the last rows' step.
