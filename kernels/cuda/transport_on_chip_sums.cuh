@@ -21,7 +21,7 @@ class OnChipSums {
 
   // `job` has the engine's sizes.
   __device__ OnChipSums(const Job& job, int64_t index, int engine, const OnChipShape& shape, Memory* memory)
-      : job_(job), m_(*memory), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
+      : job_(job), m_(*memory), warp_(WarpNumber()), lane_(threadIdx.x % 32) {
     if (threadIdx.x == 0) {
       m_.index = index;
       m_.engine = engine;
@@ -264,6 +264,12 @@ class OnChipSums {
   double heard_error_ = 0;
 
  private:
+  // The widest kernel keeps it, and what follows from it, once for a warp: of registers it is the shortest.
+  __device__ static int WarpNumber() {
+    const int warp = threadIdx.x / 32;
+    return kTiles == kOnChipTilesMost ? __shfl_sync(0xffffffffu, warp, 0) : warp;
+  }
+
   unsigned gathered_ = 0, spread_ = 0;  // So far.
 };
 
