@@ -52,7 +52,7 @@ struct HeldRows {
     const float* const from = static_cast<const float*>(tensor.data) + Place(k) + 4 * lane;
 #pragma unroll
     for (int h = 0; h < Shape::kQuads; ++h) {
-      if (Has(h)) CopyAsync16(buffer + 4 * lane + 128 * h, from + 128 * h);
+      if (Has(h)) FetchAsync16(SharedAddress(buffer + 4 * lane + 128 * h), from + 128 * h);
     }
   }
   __device__ static void Arrived() {
