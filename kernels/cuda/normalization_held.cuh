@@ -20,6 +20,7 @@ template <class Shape, Work kWork, Lead kLead>
 class Held : private HeldOf<Shape, kWork, kLead> {
   using Base = HeldOf<Shape, kWork, kLead>;
   using Base::C;
+  using Base::kBackward;
   using Base::kColumnsFirst;
   using Base::kImplicit;
   using Base::kUnrolled;
@@ -35,7 +36,7 @@ class Held : private HeldOf<Shape, kWork, kLead> {
   __device__ void Solve(int64_t member, LaneTally* tally) {
     member_ = member;
     bool safe = this->template Start<kLead>();
-    if constexpr (kImplicit || kUnrolled) this->BeginStream();
+    if constexpr (kBackward) this->BeginStream();
     const float col_error = this->Iterate(&safe);
     float row_bar = 0, col_bars[C];
     const float row_error = this->FinishForward(&row_bar, col_bars);

@@ -58,8 +58,8 @@ class HeldBase {
         barriers_(barriers),
         history_(slot) {}
 
-  // A block's kernels keep it, and what follows from it, where a warp has one of it for all lanes; in clusters, where
-  // there is more of that than room, they spill more so.
+  // By a shuffle the compiler knows that all lanes have the same, and keeps what follows from it once: a block's
+  // forward kernels spill less, others more.
   __device__ static int WarpNumber() {
     const int warp = threadIdx.x / 32;
     return Shape::kCluster || kSpares ? warp : __shfl_sync(kFullMask, warp, 0);
@@ -198,7 +198,7 @@ class HeldBase {
     if constexpr (kLead == Lead::kColumns) safe = safe && fabsf(shift_) <= kLog2E * kRange;
     return safe;
   }
-  // Of the warp's columns, and of the rows from row `first` on, so many are in the matrix (or more, of rows).
+  // Columns of the warp that are in the matrix; rows from its row `first` to the matrix's last, 0 or less: none.
   __device__ int ColumnsInside() const { return min(max(Side() - FirstColumn(), 0), kWarpColumns); }
   __device__ int RowsInside(int first) const { return Side() - FirstRow() - first; }
   // Votes, so that the compiler knows that all lanes go one way.
@@ -280,7 +280,7 @@ class HeldBase {
       }
     };
     take_rows(true, [](const float(&w)[C]) { return OverLane<Max>(w); });
-    // In turns, as groups come.
+    // The two buffers in turns, as groups come: the last one before the third.
     const float own = OverRow<Max>(taken, kSoftmax ? 0 : (first + (first < kKept - kGroup ? 0 : kGroup)) / kGroup % 2);
     // Its rounding scales the row: nothing that u would not undo.
     if (lane_ / kGroup == first / kGroup) shift_ = HasRow() ? -kLog2E * own : 0.0f;

@@ -154,7 +154,7 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
         if (!Streams(rows)) rows.Fetch(task_.cotangent, first, kGroup, Buffer(0));
         const float* const k_rows = this->RowsOfK(first);
         rows.Arrived();
-        FinishGroup(rows, first, k_rows, wanted, &row_sum, row_bar, col_bars);
+        FinishGroupAndBars(rows, first, k_rows, wanted, &row_sum, row_bar, col_bars);
         if (wanted && !rows.Quads()) rows.Store(task_.plan, first, kGroup, Buffer(0));
         __syncwarp();  // The buffers are free.
       }
@@ -175,7 +175,7 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
     for (int first = 0; first < Shape::kWarpRows; first += kGroup) {
       const auto quad_of_k = [&](int k, int h, float(&x)[4]) { this->QuadOfK(first + k, h, x); };
       FinishGroup(first, quad_of_k, row_sum, [&](auto quad_of_p) {
-        rows.template PutRows<kFloats, kGroup>(rows.To(task_.plan, first), quad_of_p);
+        rows.template PutRowsAs<kFloats, kGroup>(rows.To(task_.plan, first), quad_of_p);
       });
     }
   }
@@ -218,8 +218,9 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
     const float sum = Scatter<kGroup>(sums, lane_);
     if (lane_ / kGroup == first / kGroup) *row_sum = sum;
   }
-  // Backward: the same of a group of rows of K in shared memory. dL/dP is in the buffer. Where it streams, each row
-  // makes place for one of the next group. P goes straight to memory, where Quads(), or into the buffer.
+
+  // Backward: where dL/dP streams, its first group comes to the buffer ahead, and each row that has been read makes
+  // place for one of the next group.
   __device__ bool Streams(const HeldRows<Shape>& rows) const {
     return rows.Quads() && task_.cotangent.dtype == DType::kFloat32;
   }
@@ -227,8 +228,10 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
     const HeldRows<Shape> rows = Rows();
     if (Streams(rows)) rows.Fetch(task_.cotangent, 0, kGroup, Buffer(0));
   }
-  __device__ void FinishGroup(const HeldRows<Shape>& rows, int first, const float* k_rows, bool wanted, float* row_sum,
-                              float* row_bar, float (&col_bars)[C]) const {
+  // FinishForward of a group of rows of K in shared memory, dL/dP's in the buffer. P goes straight to memory, where
+  // Quads(), or into the buffer.
+  __device__ void FinishGroupAndBars(const HeldRows<Shape>& rows, int first, const float* k_rows, bool wanted,
+                                     float* row_sum, float* row_bar, float (&col_bars)[C]) const {
 #pragma unroll 1
     for (int part = 0; part < kGroup; part += kPart) {
       FinishPart(first, part, k_rows, row_sum, row_bar, col_bars, [&](auto quad_of) {
@@ -243,10 +246,8 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
               this->WriteQuad({p.x, p.y, p.z, p.w}, Buffer(part + e), h);
             }
           }
-        } else if (sink.dtype == DType::kFloat32) {
-          rows.template PutRows<true, kPart>(sink, quad_of);
         } else {
-          rows.template PutRows<false, kPart>(sink, quad_of);
+          rows.template PutRows<kPart>(sink, quad_of);
         }
       });
       if (!Streams(rows) || first + kGroup == Shape::kWarpRows) continue;
@@ -290,10 +291,8 @@ class HeldForward : protected HeldBase<Shape, kWork != Work::kForward> {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) Write(x[k], buffer + k * kWarpColumns);
       rows.Store(output, first, kCount, buffer);
-    } else if (output.dtype == DType::kFloat32) {
-      rows.template PutRows<true, kCount>(rows.To(output, first), quad_of);
     } else {
-      rows.template PutRows<false, kCount>(rows.To(output, first), quad_of);
+      rows.template PutRows<kCount>(rows.To(output, first), quad_of);
     }
   }
 

@@ -73,8 +73,14 @@ struct HeldRows {
     return {output.dtype, static_cast<char*>(output.data) + (Place(first) + 4 * lane) * bytes, n - row - first};
   }
   // The lane's numbers of kCount rows: quad_of(row, quad of it).
-  template <bool kFloats, int kCount, class QuadOf>
+  template <int kCount, class QuadOf>
   __device__ void PutRows(const Sink& sink, QuadOf quad_of) const {
+    if (sink.dtype == DType::kFloat32) return PutRowsAs<true, kCount>(sink, quad_of);
+    PutRowsAs<false, kCount>(sink, quad_of);
+  }
+  // The same, where the type is known to be float32 or not.
+  template <bool kFloats, int kCount, class QuadOf>
+  __device__ void PutRowsAs(const Sink& sink, QuadOf quad_of) const {
 #pragma unroll
     for (int h = 0; h < Shape::kQuads; ++h) {
       const int there = Has(h) ? sink.rows : 0;

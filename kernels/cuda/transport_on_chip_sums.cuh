@@ -264,7 +264,8 @@ class OnChipSums {
   double heard_error_ = 0;
 
  private:
-  // The widest kernel keeps it, and what follows from it, once for a warp: of registers it is the shortest.
+  // By a shuffle the compiler knows that all lanes have the same, and keeps what follows from it once: the widest
+  // kernel spills less, others need no help.
   __device__ static int WarpNumber() {
     const int warp = threadIdx.x / 32;
     return kTiles == kOnChipTilesMost ? __shfl_sync(0xffffffffu, warp, 0) : warp;
