@@ -124,6 +124,10 @@ __device__ inline int Opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+__device__ inline double Opaque(double x) {
+  asm volatile("" : "+d"(x));
+  return x;
+}
 template <class T>
 __device__ inline T* Opaque(T* x) {
   asm volatile("" : "+l"(x));

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant
     // Members that the forward kernel could not hold are left out.
     const bool left = (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1) != 0;
     const bool there = place.member < count && !left;
-    float one[R][C];
+    float one[R][C], narrow[R][C];
     double P[R][C], alpha[R], beta[C];
     Stage<Shape>::Load(lane, task.given_plan, n, m, first, count, buffer);
     __syncwarp();  // P is there.
@@ -61,12 +61,12 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant
         for (int c = 0; c < C; ++c) body(r, c, one[r][c]);
       }
     };
-    (void)ImplicitMultipliers<Shape, false>(place, P, n, m, unit, visit, alpha, beta);
+    (void)ImplicitMultipliers<Shape, false>(place, P, n, m, unit, visit, alpha, beta, narrow);
     float G[R][C];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
-      for (int c = 0; c < C; ++c) G[r][c] = static_cast<float>((one[r][c] - alpha[r] - beta[c]) * P[r][c]);
+      for (int c = 0; c < C; ++c) G[r][c] = TimesPlan<Shape, double>(one[r][c] - alpha[r] - beta[c], P, narrow, r, c);
     }
 
     // 2. On to the logits, and out.

@@ -150,10 +150,10 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
   const bool plain = shape->kernel == Kernel::kPlain;
   const int side = std::max(task.n, task.m);
   const int64_t multiprocessors = std::max(device.sm_count, 1);
-  const bool backward = task.unrolled || task.implicit;
-  shape->size = plain ? PlainIndex(side, backward) : TileIndex(side);
+  const Work work = task.unrolled ? Work::kUnrolled : task.implicit ? Work::kImplicit : Work::kForward;
+  shape->size = plain ? PlainIndex(side, work != Work::kForward) : TileIndex(side);
   shape->padded = !plain || side != kPlainSides[shape->size];
-  shape->redo_members = plain ? PlainMembers(shape->size, backward) : kWarpMembers[shape->size];
+  shape->redo_members = plain ? PlainMembers(shape->size, work, task.softmax) : kWarpMembers[shape->size];
   const int64_t warps = (task.count + shape->redo_members - 1) / shape->redo_members;
   shape->redo_bytes = Padded(4 * warps);
   int64_t at_a_time = multiprocessors * 5;
@@ -172,7 +172,6 @@ void ShapeTiles(const DeviceInfo& device, const Task& task, Shape* shape) {
     }
   }
   if (plain) {
-    const Work work = task.unrolled ? Work::kUnrolled : task.implicit ? Work::kImplicit : Work::kForward;
     const PlainKind kind = {work, IsShort(task), shape->padded, task.softmax ? Lead::kSoftmax : Lead::kRows};
     const int64_t fitting = multiprocessors * PlainBlocks(shape->size, kind, shape->shared_bytes);
     at_a_time = shape->first_slot_bytes > 0 ? std::min(at_a_time, fitting) : fitting;

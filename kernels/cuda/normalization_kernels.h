@@ -52,9 +52,14 @@ cudaError_t LaunchHeld(int size, int ranks, Work work, Lead lead, const LaunchOf
 // all tensors float32 or all of 2 bytes an element.
 // Sizes of tile that there are kernels for, and the members of a warp; members of a block are four times as many.
 constexpr int kPlainSides[] = {4, 8, 12, 16, 20, 24, 28, 32, 64};
-constexpr int64_t PlainMembers(int size, bool backward) {
+// Whether one of 32 is half a warp's: fewer exchanges for more registers and, backward, more instructions, of which a
+// softmax's chain leaves no room for so many.
+constexpr bool PlainHalves(Work work, bool softmax) {
+  return work == Work::kForward || (work == Work::kImplicit && !softmax);
+}
+constexpr int64_t PlainMembers(int size, Work work, bool softmax) {
   constexpr int64_t kMembers[] = {32, 16, 8, 4, 8, 4, 8, 2, 1};
-  return backward && kPlainSides[size] == 32 ? 1 : kMembers[size];
+  return kPlainSides[size] == 32 && !PlainHalves(work, softmax) ? 1 : kMembers[size];
 }
 // Backward there is none of 20 and 28: K and the adjoints, or P in float64, would not fit into registers.
 constexpr bool HasBackward(int tile_side) { return tile_side != 20 && tile_side != 28; }

@@ -52,11 +52,12 @@ auto WithTraitsOf(bool is_short, bool one, Body body) {
 }
 template <Work kWork, class Body>
 auto WithTraitsOf(int size, const PlainKind& kind, bool one, Body body) {
-  return WithPlainShape<kWork != Work::kForward>(size, [&](auto shape) {
-    using Shape = decltype(shape);
-    if (kind.lead == Lead::kSoftmax) return WithTraitsOf<Shape, kWork, true>(kind.is_short, one, body);
-    return WithTraitsOf<Shape, kWork, false>(kind.is_short, one, body);
-  });
+  const auto of = [&](auto softmax) {
+    constexpr bool kSoftmax = decltype(softmax)::value;
+    return WithPlainShape<kWork, kSoftmax>(
+        size, [&](auto shape) { return WithTraitsOf<decltype(shape), kWork, kSoftmax>(kind.is_short, one, body); });
+  };
+  return kind.lead == Lead::kSoftmax ? of(std::true_type()) : of(std::false_type());
 }
 // Runs body(Traits) for an instance.
 template <class Body>
@@ -72,20 +73,21 @@ auto WithTraits(int size, const PlainKind& kind, bool one, Body body) {
 }
 
 // The host's table of members says what the tiles have.
-template <bool kBackward>
-constexpr bool MembersAgree(int size) {
-  return WithPlainShape<kBackward>(size, [size](auto shape) {
-    return decltype(shape)::kMembers == PlainMembers(size, kBackward) && decltype(shape)::kSize == kPlainSides[size];
-  });
-}
-template <bool kBackward>
-constexpr bool AllMembersAgree() {
-  for (size_t size = 0; size < std::size(kPlainSides); ++size) {
-    if (!MembersAgree<kBackward>(static_cast<int>(size))) return false;
+template <Work kWork, bool kSoftmax>
+constexpr bool MembersAgree() {
+  for (int size = 0; size < static_cast<int>(std::size(kPlainSides)); ++size) {
+    const bool agree = WithPlainShape<kWork, kSoftmax>(size, [size](auto shape) {
+      using Shape = decltype(shape);
+      return Shape::kMembers == PlainMembers(size, kWork, kSoftmax) && Shape::kSize == kPlainSides[size];
+    });
+    if (!agree) return false;
   }
   return true;
 }
-static_assert(AllMembersAgree<false>() && AllMembersAgree<true>(), "see PlainMembers");
+template <Work kWork>
+constexpr bool kMembersAgree = MembersAgree<kWork, false>() && MembersAgree<kWork, true>();
+static_assert(kMembersAgree<Work::kForward> && kMembersAgree<Work::kUnrolled> && kMembersAgree<Work::kImplicit>,
+              "see PlainMembers");
 
 }  // namespace
 
@@ -104,13 +106,13 @@ cudaError_t LaunchPlain(int size, const PlainKind& kind, const LaunchOf& launch,
 }
 
 int64_t PlainHistoryBytes(int size, int32_t iterations) {
-  return WithPlainShape<true>(size, [&](auto shape) {
+  return WithPlainShape<Work::kUnrolled, false>(size, [&](auto shape) {
     using Shape = decltype(shape);
     return HistoryBytes<Shape>(PlainTraits<Shape, Work::kUnrolled, false, false, false>::kHistoryVectors, iterations);
   });
 }
 int64_t PlainWaitingBytes(int size, int32_t iterations) {
-  return WithPlainShape<true>(size, [&](auto shape) -> int64_t {
+  return WithPlainShape<Work::kUnrolled, false>(size, [&](auto shape) -> int64_t {
     using Shape = decltype(shape);
     return PlainTraits<Shape, Work::kUnrolled, false, false, false>::kDefers ? HistoryBytes<Shape>(2, iterations) : 0;
   });

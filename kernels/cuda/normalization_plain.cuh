@@ -53,6 +53,7 @@ struct PlainTraits {
     constexpr int kSize = Shape::kSize;
     if (kSize == 64 || kSize == 28) return 2;
     if (kSize == 24) return kWork == Work::kForward ? (kSoftmax ? 3 : 4) : 2;
+    if (kImplicit && kSize == 32 && Shape::kMembers == 2) return 2;
     if (kImplicit || kSize == 20) return 3;
     if (kSize == 4) return kUnrolled ? 4 : kOne ? 9 : 6;
     if (kUnrolled) return 3;
@@ -69,7 +70,7 @@ constexpr bool HasOne = (Shape::kSize & (Shape::kSize - 1)) == 0 &&
                         (Shape::kSize <= 32 || (kWork != Work::kForward && !kSoftmax));
 
 // Runs body(Shape) for a tile of kPlainSides.
-template <bool kBackward, class Body>
+template <Work kWork, bool kSoftmax, class Body>
 constexpr auto WithPlainShape(int size, Body body) {
   switch (size) {
     case 0:
@@ -87,7 +88,7 @@ constexpr auto WithPlainShape(int size, Body body) {
     case 6:
       return body(Tile28());
     case 7:
-      return body(std::conditional_t<kBackward, Tile32, Tile32Wide>());
+      return body(std::conditional_t<PlainHalves(kWork, kSoftmax), Tile32Wide, Tile32>());
     default:
       return body(Tile64());
   }
@@ -98,14 +99,16 @@ constexpr auto WithPlainShape(int size, Body body) {
 template <class Shape>
 using ImplicitFloat = std::conditional_t<(Shape::kSize > 32), float, double>;
 template <class Shape>
-constexpr bool ImplicitMayFail = Solving<ImplicitFloat<Shape>>::kLeastCurvature > 0;
+constexpr bool ImplicitMayFail = Solving<ImplicitFloat<Shape>>::kMayFail;
 
 // dL/dlog K in place of dL/dP in the buffer. plan(r, c): P. infinite: not 0 if some of it is not finite. False: too
 // ill-conditioned.
 template <class Shape, class Way, class Plan>
 __device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& place, int lane, int n, int64_t first,
                                         int count, Plan plan, float* buffer, float* infinite) {
-  ImplicitFloat<Shape> P[Shape::R][Shape::C], alpha[Shape::R], beta[Shape::C];
+  using T = ImplicitFloat<Shape>;
+  T P[Shape::R][Shape::C], alpha[Shape::R], beta[Shape::C];
+  float narrow[Shape::R][Shape::C];
 #pragma unroll
   for (int r = 0; r < Shape::R; ++r) {
 #pragma unroll
@@ -116,9 +119,9 @@ __device__ inline bool ReviseToImplicit(const Task& task, const Place<Shape>& pl
   }
   const auto visit = [&](auto body) { Way::Visit(place, lane, n, first, count, buffer, body); };
   const bool unit = task.backward == BackwardMode::kImplicitUnit;
-  const bool good = ImplicitMultipliers<Shape, true>(place, P, n, n, unit, visit, alpha, beta);
+  const bool good = ImplicitMultipliers<Shape, true>(place, P, n, n, unit, visit, alpha, beta, narrow);
   Way::Revise(place, lane, n, first, count, buffer, [&](int r, int c, float d) {
-    const float gradient = static_cast<float>((d - alpha[r] - beta[c]) * P[r][c]);
+    const float gradient = TimesPlan<Shape, T>(d - alpha[r] - beta[c], P, narrow, r, c);
     *infinite = fmaf(gradient, 0.0f, *infinite);
     return gradient;
   });

@@ -11,7 +11,7 @@ namespace normalization {
 
 template <Work kWork, bool kShort, bool kSoftmax>
 PlainFunction PlainKernelOf(int size, bool one) {
-  return WithPlainShape<kWork != Work::kForward>(size, [&](auto shape) -> PlainFunction {
+  return WithPlainShape<kWork, kSoftmax>(size, [&](auto shape) -> PlainFunction {
     using Shape = decltype(shape);
     if constexpr (kWork != Work::kForward && !HasBackward(Shape::kSize)) {
       return nullptr;

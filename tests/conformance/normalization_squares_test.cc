@@ -10,6 +10,7 @@
 #include "tests/conformance/backends.h"
 #include "tests/conformance/check.h"
 #include "tests/conformance/check_normalization.h"
+#include "tests/conformance/company.h"
 #include "tests/conformance/random_problems.h"
 
 namespace sinkhorn::conformance {
@@ -94,7 +95,7 @@ TEST_P(SquaresTest, Backward) {
 
 // From well-conditioned ones to some near permutations.
 TEST_P(SquaresTest, Implicit) {
-  for (int64_t n : {33, 64, 65, 100, 128, 130, 200, 256, 300}) {
+  for (int64_t n : {9, 16, 24, 30, 32, 33, 64, 65, 100, 128, 130, 200, 256, 300}) {
     CheckImplicit(WithImplicit(Squares(n < 200 ? 3 : 1, n, 20, 1, DType::kFloat32, n)));
     if (n > 130) continue;
     CheckImplicit(WithImplicit(Squares(1, n, 20, 1, DType::kFloat32, n + 1), BackwardMode::kImplicitUnit));
@@ -103,6 +104,21 @@ TEST_P(SquaresTest, Implicit) {
     }
   }
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) CheckImplicit(WithImplicit(Squares(2, 99, 9, 1, dtype, 3)));
+}
+
+// Members near permutations beside ordinary ones, which they leave alone.
+TEST_P(SquaresTest, ImplicitBesideIllConditioned) {
+  for (int64_t n : {4, 8, 12, 16, 23, 30, 32, 64}) {
+    Case c = WithImplicit(Squares(19, n, 20, 1, DType::kFloat32, n + 7));
+    Vector logits = c.logits.values();
+    for (int64_t k = 0; k < c.problem.count * n * n; ++k) {
+      const int64_t member = k / (n * n);
+      logits[k] *= member % 7 == 3 ? 8 : member % 7 == 5 ? 4 : 1;
+    }
+    c.logits = Tensor::Of(logits);
+    CheckImplicit(c);
+    ExpectMembersAreProblems(backend(), c);
+  }
 }
 
 // A softmax first, an offset, and a guard that is added; rows that end in one entry, so that u and v are as far from 1

@@ -114,6 +114,7 @@ inline void SyncSome(int name) {
 }
 inline unsigned CountUp(unsigned* counter) { return (*counter)++; }
 inline int Opaque(int x) { return x; }
+inline double Opaque(double x) { return x; }
 template <class T>
 inline T* Opaque(T* x) {
   return x;

@@ -27,7 +27,7 @@ HOT = {
     # Implicit backward: float32, tiles of 4, 16, 32 and 64; in those of 8, 12 and 24, and in whole ones of 64, some of
     # what a member needs once lies in local memory.
     "normalization_plain_implicit.cu": (
-        r"PlainKernel\w*TileShapeILi((4ELi4E|4ELi8ELi[48]E)\w*WorkE2ELb0E|8ELi16E\w*WorkE2ELb0ELb0E)",
+        r"PlainKernel\w*TileShapeILi((4ELi4E|4ELi8ELi4E|8ELi8E)\w*WorkE2ELb0E|8ELi16E\w*WorkE2ELb0ELb0E)",
         7,
     ),
     # Backward, but for tiles of 64, which spill six registers or twelve; of 2 bytes, of tiles of 32 what is for whole
