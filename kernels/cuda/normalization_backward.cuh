@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant
   const int n = task.n, m = task.m, bin = task.has_dustbin ? 1 : 0;
   LaneTally tally;
 
-  ForMembers<Shape>(task, block, [&](int64_t first, int count) {
+  ForMembers<Shape>(task, block, threadIdx.x / 32, [&](int64_t first, int count) {
     const int64_t mine = first + min(place.member, count - 1);
     // Members that the forward kernel could not hold are left out.
     const bool left = (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1) != 0;

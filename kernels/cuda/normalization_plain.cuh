@@ -62,6 +62,16 @@ struct PlainTraits {
     return kSize == 8 || kSoftmax ? 4 : 5;
   }
   static constexpr int kBlocks = Blocks();
+  // The warp's number. By a shuffle the compiler knows that all lanes have the same: what follows from it is kept once,
+  // not in each lane's registers, and lanes that exchange numbers are known not to have parted. Few instances are the
+  // slower for it.
+  __device__ static int Warp() {
+    constexpr bool kSlower = !kSoftmax && ((Shape::kSize == 4 && !kImplicit) ||                        //
+                                           (Shape::kSize == 32 && kWork == Work::kForward && kOne) ||  //
+                                           (Shape::kSize == 64 && kUnrolled && kOne && kShort));
+    const int warp = threadIdx.x / 32;
+    return kSlower ? warp : __shfl_sync(kFullMask, warp, 0);
+  }
 };
 
 // Sizes whose tiles are powers of 2 have an instance of kOne; 64 where it gains most for the time it takes to compile.
@@ -166,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   Way::Begin();
   if constexpr (!kOne) block = LoadTask(launch, &copy);
   const Task& task = TaskFrom<kOne>(launch, copy);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = Traits::Warp();
   const int n = kPadded ? task.n : Shape::kSize;
   const Place<Shape> place(lane);
   // Outside, K is the unit matrix, or scalings are cleared.
@@ -208,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, PlainTraits<Shape, kWork, kShort, kO
   }
 
   bool is_first = true;
-  ForMembers<Shape>(task, block, [&](int64_t first, int count) {
+  ForMembers<Shape>(task, block, warp, [&](int64_t first, int count) {
     const int64_t member = first + place.member;
     if (!is_first) Way::Free();
     // 1. K.

@@ -143,10 +143,10 @@ template <class Shape>
 __device__ inline int64_t MemberStep(const Task& task) {
   return int64_t{task.blocks} * (blockDim.x / 32 * Shape::kMembers);
 }
-// Runs body(first member, how many) for this warp's share of the task.
+// Runs body(first member, how many) for the share of the task that the block's warp has.
 template <class Shape, class Body>
-__device__ inline void ForMembers(const Task& task, int block, Body body) {
-  const int64_t begin = (int64_t{static_cast<int>(threadIdx.x) / 32} * task.blocks + block) * Shape::kMembers;
+__device__ inline void ForMembers(const Task& task, int block, int warp, Body body) {
+  const int64_t begin = (int64_t{warp} * task.blocks + block) * Shape::kMembers;
   for (int64_t first = task.first + begin; first < task.last; first += MemberStep<Shape>(task)) {
     body(first, static_cast<int>(min(int64_t{Shape::kMembers}, task.last - first)));
   }

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
       task.workspace == nullptr ? DynamicFloats() : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
   LaneTally tally;
 
-  ForMembers<Shape>(task, block, [&](int64_t first, int count) {
+  ForMembers<Shape>(task, block, threadIdx.x / 32, [&](int64_t first, int count) {
     History<kOwn> history(memory);
     const bool there = place.member < count;
     const int64_t member = first + min(place.member, count - 1);
