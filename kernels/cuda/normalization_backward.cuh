@@ -16,15 +16,15 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const __grid_constant
   __shared__ Task task;
   __shared__ __align__(16) float buffers[kWarps][Shape::kBufferFloats];
   const int block = LoadTask(launch, &task);
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, warp = WarpNumber();
   const Place<Shape> place(lane);
-  float* const buffer = buffers[threadIdx.x / 32];
+  float* const buffer = buffers[warp];
   const bool unit = task.backward == BackwardMode::kImplicitUnit;
   // P's own orientation decides what is eliminated; the start's rows are P's where it has any to chain through.
   const int n = task.n, m = task.m, bin = task.has_dustbin ? 1 : 0;
   LaneTally tally;
 
-  ForMembers<Shape>(task, block, threadIdx.x / 32, [&](int64_t first, int count) {
+  ForMembers<Shape>(task, block, warp, [&](int64_t first, int count) {
     const int64_t mine = first + min(place.member, count - 1);
     // Members that the forward kernel could not hold are left out.
     const bool left = (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1) != 0;

@@ -50,7 +50,7 @@ class HeldBase {
       : task_(task),
         n_(task.n),
         lane_(threadIdx.x % 32),
-        warp_(WarpNumber()),
+        warp_(Warp()),
         across_(warp_ % Shape::kAcross),
         down_(warp_ / Shape::kAcross),
         rank_(rank),
@@ -58,11 +58,9 @@ class HeldBase {
         barriers_(barriers),
         history_(slot) {}
 
-  // By a shuffle the compiler knows that all lanes have the same, and keeps what follows from it once: a block's
-  // forward kernels spill less, others more.
-  __device__ static int WarpNumber() {
-    const int warp = threadIdx.x / 32;
-    return Shape::kCluster || kSpares ? warp : __shfl_sync(kFullMask, warp, 0);
+  // A block's forward kernels spill less for what WarpNumber says, others more.
+  __device__ static int Warp() {
+    return Shape::kCluster || kSpares ? static_cast<int>(threadIdx.x / 32) : WarpNumber();
   }
 
   // ---- Shared memory: addresses that take no registers --------------------------------------------------------------

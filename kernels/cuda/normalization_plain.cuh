@@ -62,15 +62,12 @@ struct PlainTraits {
     return kSize == 8 || kSoftmax ? 4 : 5;
   }
   static constexpr int kBlocks = Blocks();
-  // The warp's number. By a shuffle the compiler knows that all lanes have the same: what follows from it is kept once,
-  // not in each lane's registers, and lanes that exchange numbers are known not to have parted. Few instances are the
-  // slower for it.
+  // A few instances are the slower for what WarpNumber says.
   __device__ static int Warp() {
     constexpr bool kSlower = !kSoftmax && ((Shape::kSize == 4 && !kImplicit) ||                        //
                                            (Shape::kSize == 32 && kWork == Work::kForward && kOne) ||  //
                                            (Shape::kSize == 64 && kUnrolled && kOne && kShort));
-    const int warp = threadIdx.x / 32;
-    return kSlower ? warp : __shfl_sync(kFullMask, warp, 0);
+    return kSlower ? static_cast<int>(threadIdx.x / 32) : WarpNumber();
   }
 };
 

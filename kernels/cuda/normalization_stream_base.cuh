@@ -27,7 +27,7 @@ class StreamBase {
   __device__ StreamBase(const Task& task, float* shared, float* slot)
       : task_(task),
         lane_(threadIdx.x % 32),
-        warp_(threadIdx.x / 32),
+        warp_(WarpNumber()),
         stored_(shared),
         parts_(stored_ + W * kStored * kColumns),
         v_(parts_ + W * kColumns),

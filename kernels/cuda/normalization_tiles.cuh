@@ -33,16 +33,16 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
   // Forward: one for what goes out and one for what comes in meanwhile. Backward: the same for both.
   __shared__ __align__(16) float buffers[kWarps][kBackward ? 1 : 2][Shape::kBufferFloats];
   const int block = LoadTask(launch, &task);
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, warp = WarpNumber();
   const Place<Shape> place(lane);
-  float* const buffer = buffers[threadIdx.x / 32][0];
-  float* const incoming = buffers[threadIdx.x / 32][kBackward ? 0 : 1];
+  float* const buffer = buffers[warp][0];
+  float* const incoming = buffers[warp][kBackward ? 0 : 1];
   bool fetched = false;  // The logits of the members that come next are on their way.
   float* const memory =
       task.workspace == nullptr ? DynamicFloats() : reinterpret_cast<float*>(task.workspace + task.slot_bytes * block);
   LaneTally tally;
 
-  ForMembers<Shape>(task, block, threadIdx.x / 32, [&](int64_t first, int count) {
+  ForMembers<Shape>(task, block, warp, [&](int64_t first, int count) {
     History<kOwn> history(memory);
     const bool there = place.member < count;
     const int64_t member = first + min(place.member, count - 1);

@@ -34,7 +34,8 @@ ABSL_FLAG(std::string, rows,
           "1024x64x20,256x256x20,64x1000x20,65536xraggedx20",
           "Rows: members x side x iterations; side `ragged`: uniform in 2..32.");
 ABSL_FLAG(std::string, works, "forward,unrolled,implicit", "What is timed of each row.");
-ABSL_FLAG(std::string, recipe, "log", "log, exp or deepseek.");
+ABSL_FLAG(std::string, recipe, "log",
+          "log, exp, deepseek, or `guarded`: deepseek with a guard that only general kernels take.");
 ABSL_FLAG(
     bool, host_tallies, false,
     "Kernels write their certificates' tallies to pinned host memory, as under the backend; else to the device's.");
@@ -202,6 +203,11 @@ struct Work {
 };
 
 Recipe RecipeOf(const std::string& name) {
+  if (name == "guarded") {
+    Recipe recipe = DeepSeekRecipe();
+    recipe.guard_value = 1e-4;
+    return recipe;
+  }
   return name == "exp" ? ExpColumnRowRecipe() : name == "deepseek" ? DeepSeekRecipe() : LogRowColumnRecipe();
 }
 
