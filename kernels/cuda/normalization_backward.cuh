@@ -1,5 +1,6 @@
 // The implicit backward modes, but FULL, of sides up to 32 and recipes that are not plain: from P (in the workspace,
-// where the forward kernel left it, or given) and dL/dP to the logits. P and the system are float64 in registers.
+// where the forward kernel left it, or given) and dL/dP to the logits. P and the system are float64 in registers, of
+// which float32 goes on with some (normalization_tiles_system.cuh).
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_BACKWARD_CUH_
 

@@ -52,8 +52,9 @@ cudaError_t LaunchHeld(int size, int ranks, Work work, Lead lead, const LaunchOf
 // all tensors float32 or all of 2 bytes an element.
 // Sizes of tile that there are kernels for, and the members of a warp; members of a block are four times as many.
 constexpr int kPlainSides[] = {4, 8, 12, 16, 20, 24, 28, 32, 64};
-// Whether one of 32 is half a warp's: fewer exchanges for more registers and, backward, more instructions, of which a
-// softmax's chain leaves no room for so many.
+// Whether a matrix of 32 has half a warp rather than a whole one: fewer exchanges, but more registers and instructions.
+// Unrolled, few matrices are the slower for it, and ragged ones; so is implicit backward after a softmax, whose code is
+// longer than the instructions' cache then.
 constexpr bool PlainHalves(Work work, bool softmax) {
   return work == Work::kForward || (work == Work::kImplicit && !softmax);
 }

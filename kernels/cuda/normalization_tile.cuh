@@ -21,8 +21,8 @@ namespace normalization {
 constexpr int kWarps = 4;  // Of a block, each on its own.
 constexpr int kThreads = 32 * kWarps;
 constexpr unsigned kFullMask = 0xffffffffu;
-// Of the block's warps. By a shuffle, so that the compiler knows that all lanes have the same: what follows from it is
-// kept once, not in each lane's registers, and lanes that exchange numbers are known not to have parted. All lanes call.
+// Of the block's warps; all lanes call. By a shuffle, so that the compiler knows that they have the same: what follows
+// from it is kept once, not in each lane's registers, and lanes that exchange numbers are known not to have parted.
 __device__ inline int WarpNumber() {
   const int warp = threadIdx.x / 32;
   return __shfl_sync(kFullMask, warp, 0);

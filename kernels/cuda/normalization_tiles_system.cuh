@@ -34,7 +34,7 @@ struct Solving<float> {
 };
 // float64 begins, float32 goes on; where a lane has so little to keep that registers have room for the longer code.
 template <class Shape, class T>
-constexpr bool kMixes = std::is_same_v<T, double>&& Shape::kLanes > 1 && Shape::kOwn <= 2;
+constexpr bool kMixes = Shape::kLanes > 1 && Shape::kOwn <= 2 && std::is_same_v<T, double>;
 
 // Sums over all lanes of a matrix, at the price of one and a half.
 template <class Shape, class T>
@@ -171,7 +171,8 @@ struct Descent {
 
 // (diag(d) - P^T diag(1/r) P) x = b for all matrices of the warp, by conjugate gradients preconditioned by diag(d),
 // unless d is 1 but for roundings (kOnes). x, b (used up) and diagonal: the lane's own columns; inverse: 1/r of its own
-// rows. Padding is 0. False, to all lanes of a matrix: too ill-conditioned.
+// rows. Padding is 0. False, to all lanes of a matrix: too ill-conditioned. Descent's steps, without what it has
+// besides: tiles that fill their registers would spill it.
 template <class Shape, bool kOnes, class T>
 __device__ inline bool SolveTiles(const T (&P)[Shape::R][Shape::C], const T* inverse, const T* diagonal, T* residual,
                                   int steps, T* x) {
@@ -235,8 +236,8 @@ __device__ inline bool SolveTiles(const T (&P)[Shape::R][Shape::C], const T* inv
   return good && norm <= goal;
 }
 
-// The same by both types, and P x. Float32 takes P in another array, from that of float64, which registers have no room
-// beside: that is what is left.
+// The same by both types, to x and P x. Float32 takes P in another array, from that of float64, which registers have no
+// room beside: that is what is left.
 template <class Shape, bool kOnes>
 __device__ inline void SolveMixed(double (&P)[Shape::R][Shape::C], int steps, Descent<Shape, kOnes, double>* system,
                                   float (&narrow)[Shape::R][Shape::C]) {
