@@ -1,5 +1,6 @@
-// The implicit backward modes' linear system, but FULL's, for matrices in tiles: P, alpha and beta in registers.
-// Formulas as in normalization_implicit.cuh.
+// The implicit backward modes' multipliers, but FULL's, for matrices in tiles: P, alpha and beta in registers; their
+// system by elimination, where a lane has it whole, or by normalization_tiles_system.cuh. Formulas as in
+// normalization_implicit.cuh.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_TILES_IMPLICIT_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_TILES_IMPLICIT_CUH_
 

@@ -1,5 +1,6 @@
-// Normalisation of squares with sides from 65 to 1,024, forward and backward, against the oracle: sides around the
-// sizes that kernels are made for, types, ranges of values, and company that changes no bit.
+// Normalisation of squares with sides from 65 to 1,024, of the implicit modes from 4 on, forward and backward, against
+// the oracle: sides around the sizes that kernels are made for, types, ranges of values, and company that changes no
+// bit.
 #include <algorithm>
 #include <cmath>
 #include <string>
