@@ -19,7 +19,8 @@ using Contract = v1::SinkhornService;
 using Base = Contract::WithRawMethod_Solve<
     Contract::WithRawMethod_SolveStream<Contract::WithAsyncMethod_GetServerInfo<Contract::Service>>>;
 
-// Solve calls that one queue has room for before it has looked at the first of them.
+// Solve calls, and streams, that one queue has room for before it has looked at the first of them. What it has no room
+// for goes to another queue, whose thread then waits for the same connection: both wake for each of its messages.
 constexpr int kExpectedCalls = 64;
 
 const char* StateName(ServiceState state) {
@@ -57,8 +58,10 @@ class SinkhornServer::Rpc final : public Base {
     server_ = builder->BuildAndStart();
     if (server_ == nullptr) return false;
     for (const auto& loop : loops_) {
-      for (int i = 0; i < kExpectedCalls; ++i) UnaryCall::Expect(&solve_, loop.get());
-      StreamCall::Expect(&solve_stream_, loop.get());
+      for (int i = 0; i < kExpectedCalls; ++i) {
+        UnaryCall::Expect(&solve_, loop.get());
+        StreamCall::Expect(&solve_stream_, loop.get());
+      }
       SmallCall<InfoRequest, InfoResponse>::Expect(&get_server_info_, loop.get());
       if (beside != nullptr) beside->ExpectCalls(loop.get());
       loop->Start();

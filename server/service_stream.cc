@@ -9,7 +9,7 @@ namespace sinkhorn {
 
 // ---- One problem of a stream ----------------------------------------------------------------------------------------
 
-class StreamCall::Item final : public SolveCall {
+class StreamCall::Item final : public SolveCall, private RpcLoop::Item {
  public:
   Item(StreamCall* stream, ServiceContext* context, absl::Time deadline, int64_t bytes)
       : SolveCall(context, deadline, /*in_stream=*/true), bytes_(bytes), stream_(stream) {
@@ -32,8 +32,14 @@ class StreamCall::Item final : public SolveCall {
     stream_->Answer(this, &message);
   }
 
+  bool Defer() override {
+    stream_->presence_.loop()->Post(this);
+    return true;
+  }
+
  private:
   ~Item() override { stream_->Unref(); }
+  void Resume() override { SolveCall::Answer(); }
 
   const int64_t bytes_;
   StreamCall* const stream_;
@@ -150,7 +156,9 @@ void StreamCall::WriteNext() {
   if (replies_.empty()) return;
   writing_ = true;
   Ref();
-  stream_.Write(replies_.front().message, &written_);
+  grpc::WriteOptions options;
+  if (replies_.size() > 1) options.set_buffer_hint();  // To leave with the next, by one call of the system's.
+  stream_.Write(replies_.front().message, options, &written_);
 }
 
 void StreamCall::Forget(int64_t request_bytes) {
