@@ -18,26 +18,19 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/client.h"
+#include "client/loadgen/reply.h"
+#include "client/loadgen/request.h"
+#include "client/loadgen/stream.h"
 #include "client/loadgen/verify.h"
-#include "google/protobuf/io/coded_stream.h"
-#include "google/protobuf/wire_format_lite.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/completion_queue.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/support/proto_buffer_reader.h"
 
 namespace sinkhorn::client {
 namespace {
 
 constexpr char kSolveMethod[] = "/sinkhorn.v1.SinkhornService/Solve";
 constexpr size_t kWrongMax = 20;
-
-// Monotonic, ns.
-int64_t Now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 void SleepUntil(int64_t time) {
   const timespec until = {time / 1'000'000'000, time % 1'000'000'000};
@@ -55,7 +48,7 @@ double CpuSeconds() {
 // ---- Requests, encoded once ----
 
 struct Payload {
-  grpc::ByteBuffer bytes;
+  grpc::Slice bytes;
   v1::SolveRequest request;              // Only with verify.
   std::atomic<uint64_t> fingerprint{0};  // Of its first answer; 0: none yet.
 };
@@ -69,8 +62,7 @@ Payloads MakePayloads(const LoadOptions& options) {
       auto payload = std::make_unique<Payload>();
       v1::SolveRequest request =
           MakeRequest(options.mix[i], options.seed * 1'000'003 + i * 1'009 + static_cast<uint64_t>(j), options.verify);
-      const grpc::Slice slice(request.SerializeAsString());
-      payload->bytes = grpc::ByteBuffer(&slice, 1);
+      payload->bytes = grpc::Slice(request.SerializeAsString());
       if (options.verify) payload->request = std::move(request);
       payloads[i].push_back(std::move(payload));
     }
@@ -78,61 +70,24 @@ Payloads MakePayloads(const LoadOptions& options) {
   return payloads;
 }
 
-// ---- Replies: `convergence` and `execution` alone, the tensors are skipped ----
-
-bool ReadChild(google::protobuf::io::CodedInputStream* in, google::protobuf::Message* message) {
-  int size = 0;
-  if (!in->ReadVarintSizeAsInt(&size)) return false;
-  const auto limit = in->PushLimit(size);
-  if (!message->MergeFromCodedStream(in)) return false;
-  in->PopLimit(limit);
-  return true;
-}
-
-bool ReadSummary(grpc::ByteBuffer* reply, v1::SolveResponse* response) {
-  using google::protobuf::internal::WireFormatLite;
-  grpc::ProtoBufferReader reader(reply);
-  google::protobuf::io::CodedInputStream in(&reader);
-  while (const uint32_t tag = in.ReadTag()) {
-    const int field = WireFormatLite::GetTagFieldNumber(tag);
-    if (field == v1::SolveResponse::kConvergenceFieldNumber) {
-      if (!ReadChild(&in, response->mutable_convergence())) return false;
-    } else if (field == v1::SolveResponse::kExecutionFieldNumber) {
-      if (!ReadChild(&in, response->mutable_execution())) return false;
-    } else if (!WireFormatLite::SkipField(&in, tag)) {
-      return false;
-    }
-  }
-  return in.ConsumedEntireMessage();
-}
-
-bool ReadAll(grpc::ByteBuffer* reply, v1::SolveResponse* response) {
-  grpc::ProtoBufferReader reader(reply);
-  return response->ParseFromZeroCopyStream(&reader);
-}
-
 // ---- What all workers share ----
 
 struct Shared {
   const LoadOptions& options;
   const Payloads& payloads;
-  int64_t start = 0, measure_start = 0, stop = 0;  // Now()s
+  int64_t start = 0, measure_start = 0, stop = 0;  // LoadClock()s
   std::chrono::system_clock::time_point drain_deadline{};
   std::atomic<int64_t> tickets{0};    // Measured requests begun.
   std::atomic<int64_t> in_flight{0};  // Open loop.
 };
 
-struct PendingCall {
-  grpc::ClientContext context;
-  grpc::ByteBuffer reply;
-  grpc::Status status;
-  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
-  size_t entry = 0, payload = 0;
-  int64_t begin = 0;  // When it was, or in an open loop should have been, sent.
-  bool measured = false;
-};
+// Of a call or stream.
+std::string Authorization(const LoadOptions& options) {
+  const std::string& token = options.connection.auth_token;
+  return token.empty() ? "" : absl::StrCat("Bearer ", token);
+}
 
-class Worker {
+class Worker final : public LoadReceiver {
  public:
   Worker(Shared* shared, std::vector<std::shared_ptr<grpc::Channel>> channels, int clients, double rate, uint64_t seed)
       : shared_(*shared), clients_(clients), rate_(rate), random_(seed) {
@@ -142,6 +97,13 @@ class Worker {
   }
 
   void Run() {
+    if (shared_.options.stream) {
+      const LoadStreamOptions options{shared_.drain_deadline, Authorization(shared_.options), part_};
+      for (const auto& stub : stubs_) {
+        streams_.push_back(std::make_unique<LoadStream>(stub.get(), &queue_, options, this));
+      }
+      open_streams_ = static_cast<int64_t>(streams_.size());
+    }
     if (rate_ > 0) {
       std::thread pacer([this] {
         Pace();
@@ -150,7 +112,7 @@ class Worker {
       Collect();
       pacer.join();
     } else {
-      for (int i = 0; i < clients_; ++i) Start(Now());
+      for (int i = 0; i < clients_; ++i) Start(LoadClock());
       Release();
       Collect();
     }
@@ -170,80 +132,110 @@ class Worker {
       next += interval(random_);
       const int64_t begin = static_cast<int64_t>(next);
       if (begin >= shared_.stop) break;
-      if (begin > Now()) SleepUntil(begin);
+      if (begin > LoadClock()) SleepUntil(begin);
       if (shared_.in_flight >= shared_.options.max_in_flight) {
         result_.not_sent += begin >= shared_.measure_start;
         continue;
       }
-      if (begin >= shared_.measure_start) result_.start_delay.Record(Now() - begin);
+      if (begin >= shared_.measure_start) result_.start_delay.Record(LoadClock() - begin);
       if (!Start(begin)) break;
     }
   }
 
-  // Starts a call. False: the load has ended.
+  // Starts a request. False: the load has ended.
   bool Start(int64_t begin) {
     const LoadOptions& options = shared_.options;
     if (begin >= shared_.stop) return false;
     const bool measured = begin >= shared_.measure_start;
     if (measured && options.requests > 0 && shared_.tickets++ >= options.requests) return false;
-    auto call = std::make_unique<PendingCall>();
-    call->begin = begin;
-    call->measured = measured;
-    call->entry = std::discrete_distribution<size_t>(weights_.begin(), weights_.end())(random_);
-    call->payload = random_() % static_cast<uint64_t>(options.payloads);
-    call->context.set_deadline(shared_.drain_deadline);
-    if (options.deadline != absl::InfiniteDuration()) {
-      call->context.set_deadline(std::min(shared_.drain_deadline, absl::ToChronoTime(absl::Now() + options.deadline)));
-    }
-    if (!options.connection.auth_token.empty()) {
-      call->context.AddMetadata("authorization", absl::StrCat("Bearer ", options.connection.auth_token));
-    }
+    LoadRequest request;
+    request.begin = begin;
+    request.measured = measured;
+    request.entry = std::discrete_distribution<size_t>(weights_.begin(), weights_.end())(random_);
+    request.payload = random_() % static_cast<uint64_t>(options.payloads);
+    const grpc::Slice& bytes = shared_.payloads[request.entry][request.payload]->bytes;
     ++holds_;
     ++shared_.in_flight;
-    grpc::GenericStub& stub = *stubs_[next_stub_++ % stubs_.size()];
-    call->reader = stub.PrepareUnaryCall(&call->context, kSolveMethod,
-                                         shared_.payloads[call->entry][call->payload]->bytes, &queue_);
-    PendingCall* tag = call.release();  // Back in Collect.
-    tag->reader->StartCall();
-    tag->reader->Finish(&tag->reply, &tag->status, tag);
+    const size_t connection = next_connection_++ % stubs_.size();
+    if (options.stream) {
+      streams_[connection]->Send(bytes, request);
+    } else {
+      new Call(this, stubs_[connection].get(), bytes, request);
+    }
     return true;
   }
 
-  // Whoever may still start calls, and each call under way, holds the queue open.
+  // A request that is a call of its own, until it is answered.
+  class Call final : private LoadEvent {
+   public:
+    Call(Worker* worker, grpc::GenericStub* stub, const grpc::Slice& bytes, const LoadRequest& request)
+        : worker_(*worker), request_(request) {
+      const LoadOptions& options = worker_.shared_.options;
+      auto deadline = worker_.shared_.drain_deadline;
+      if (options.deadline != absl::InfiniteDuration()) {
+        deadline = std::min(deadline, absl::ToChronoTime(absl::Now() + options.deadline));
+      }
+      context_.set_deadline(deadline);
+      const std::string authorization = Authorization(options);
+      if (!authorization.empty()) context_.AddMetadata("authorization", authorization);
+      reader_ = stub->PrepareUnaryCall(&context_, kSolveMethod, grpc::ByteBuffer(&bytes, 1), &worker_.queue_);
+      reader_->StartCall();
+      reader_->Finish(&reply_, &status_, static_cast<LoadEvent*>(this));
+    }
+
+   private:
+    void Happen(bool) override {
+      const std::unique_ptr<Call> self(this);
+      const int64_t end = LoadClock();
+      v1::SolveResponse response;
+      absl::Status status = FromGrpcStatus(status_);
+      if (status.ok() && !reply_.Valid()) status = MissingAnswer(absl::FromChrono(context_.deadline()));
+      if (status.ok()) status = ReadReply(&reply_, worker_.part_, &response);
+      worker_.Answered(request_, end, status, response);
+    }
+
+    Worker& worker_;
+    const LoadRequest request_;
+    grpc::ClientContext context_;
+    grpc::ByteBuffer reply_;
+    grpc::Status status_;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader_;
+  };
+
+  // Whoever may still start requests, and each request under way, holds the queue open, or the streams, which do.
   void Release() {
-    if (--holds_ == 0) queue_.Shutdown();
+    if (--holds_ > 0) return;
+    if (streams_.empty()) queue_.Shutdown();
+    for (const auto& stream : streams_) stream->Close();
+  }
+
+  void Closed() override {
+    if (--open_streams_ == 0) queue_.Shutdown();
   }
 
   void Collect() {
     void* tag;
     bool ok;
-    while (queue_.Next(&tag, &ok)) {
-      const std::unique_ptr<PendingCall> call(static_cast<PendingCall*>(tag));
-      const int64_t end = Now();
-      --shared_.in_flight;
-      ++result_.call_count;
-      if (rate_ == 0) Start(end);
-      Record(call.get(), end);
-      Release();
-    }
+    while (queue_.Next(&tag, &ok)) static_cast<LoadEvent*>(tag)->Happen(ok);
   }
 
-  void Record(PendingCall* call, int64_t end) {
-    LoadStats& stats = result_.entries[call->entry];
-    v1::SolveResponse response;
-    absl::Status error = FromGrpcStatus(call->status);
-    if (error.ok() && !call->reply.Valid()) error = MissingAnswer(absl::FromChrono(call->context.deadline()));
-    if (error.ok()) {
-      const bool read =
-          shared_.options.verify ? ReadAll(&call->reply, &response) : ReadSummary(&call->reply, &response);
-      if (!read) error = absl::InternalError("the reply cannot be decoded");
-    }
-    if (error.ok() && shared_.options.verify) Verify(*call, response);
-    if (!call->measured) return;
+  void Answered(const LoadRequest& request, int64_t end, const absl::Status& status,
+                const v1::SolveResponse& response) override {
+    --shared_.in_flight;
+    ++result_.call_count;
+    if (rate_ == 0) Start(end);
+    Record(request, end, status, response);
+    Release();
+  }
+
+  void Record(const LoadRequest& request, int64_t end, const absl::Status& status, const v1::SolveResponse& response) {
+    LoadStats& stats = result_.entries[request.entry];
+    if (status.ok() && shared_.options.verify) Verify(request, response);
+    if (!request.measured) return;
     last_end_ = std::max(last_end_, end);
-    if (!error.ok()) {
-      const std::string reason = GetErrorDetails(error).reason;
-      const std::string code = absl::StatusCodeToString(error.code());
+    if (!status.ok()) {
+      const std::string reason = GetErrorDetails(status).reason;
+      const std::string code = absl::StatusCodeToString(status.code());
       ++stats.errors[reason.empty() ? code : absl::StrCat(code, "/", reason)];
       return;
     }
@@ -252,21 +244,21 @@ class Worker {
     const int64_t queue = nanoseconds(execution.queue_seconds());
     const int64_t transfer = nanoseconds(execution.transfer_seconds());
     const int64_t compute = nanoseconds(execution.compute_seconds());
-    stats.latency.Record(end - call->begin);
+    stats.latency.Record(end - request.begin);
     stats.queue.Record(queue);
     stats.transfer.Record(transfer);
     stats.compute.Record(compute);
-    stats.outside.Record(end - call->begin - queue - transfer - compute);
+    stats.outside.Record(end - request.begin - queue - transfer - compute);
     stats.batch.Record(execution.batch_problem_count());
-    stats.problems += shared_.options.mix[call->entry].problem_count();
+    stats.problems += shared_.options.mix[request.entry].problem_count();
     stats.iteration_limit += response.convergence().stop_reason() == v1::STOP_REASON_MAX_ITERATIONS;
     stats.iterations += response.convergence().iterations();
   }
 
   // Warm-up answers are checked too.
-  void Verify(const PendingCall& call, const v1::SolveResponse& response) {
-    const MixEntry& entry = shared_.options.mix[call.entry];
-    Payload& payload = *shared_.payloads[call.entry][call.payload];
+  void Verify(const LoadRequest& sent, const v1::SolveResponse& response) {
+    const MixEntry& entry = shared_.options.mix[sent.entry];
+    Payload& payload = *shared_.payloads[sent.entry][sent.payload];
     std::string wrong = VerifyAnswer(entry, payload.request, response);
     const uint64_t fingerprint = std::max<uint64_t>(1, Fingerprint(response));
     uint64_t first = 0;
@@ -276,7 +268,7 @@ class Worker {
     if (wrong.empty()) return;
     ++result_.wrong_count;
     if (result_.wrong.size() < kWrongMax) {
-      result_.wrong.push_back(absl::StrCat(entry.name, " input ", call.payload, ": ", wrong));
+      result_.wrong.push_back(absl::StrCat(entry.name, " input ", sent.payload, ": ", wrong));
     }
   }
 
@@ -284,10 +276,13 @@ class Worker {
   const int clients_;
   const double rate_;
   std::mt19937_64 random_;  // Of the one thread that starts calls.
+  const ReplyPart part_ = shared_.options.verify ? ReplyPart::kAll : ReplyPart::kSummary;
   std::vector<std::unique_ptr<grpc::GenericStub>> stubs_;
-  size_t next_stub_ = 0;
+  size_t next_connection_ = 0;
   std::vector<double> weights_;
   grpc::CompletionQueue queue_;
+  std::vector<std::unique_ptr<LoadStream>> streams_;  // One for each stub, or none.
+  std::atomic<int64_t> open_streams_{0};
   std::atomic<int64_t> holds_{1};
   int64_t last_end_ = 0;
   LoadResult result_;  // `not_sent` and `start_delay` are the pacer's, the rest the collector's.
@@ -312,6 +307,12 @@ absl::StatusOr<std::vector<std::shared_ptr<grpc::Channel>>> Connect(const LoadOp
 int Share(int total, int parts, int i) { return total / parts + (i < total % parts); }
 
 }  // namespace
+
+int64_t LoadClock() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
 
 void LoadStats::Merge(const LoadStats& other) {
   latency.Merge(other.latency);
@@ -339,7 +340,7 @@ absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options) {
   }
 
   const double cpu_start = CpuSeconds();
-  shared.start = Now();
+  shared.start = LoadClock();
   shared.measure_start = shared.start + absl::ToInt64Nanoseconds(options.warmup);
   shared.stop = shared.measure_start + absl::ToInt64Nanoseconds(options.duration);
   shared.drain_deadline = absl::ToChronoTime(absl::Now() + options.warmup + options.duration + options.drain);

@@ -4,6 +4,8 @@
 // at random (Poisson) at `rate` per second whether the server keeps up or not, and a latency counts from the moment the
 // request should have been sent: a server that stalls cannot hide it (no "coordinated omission").
 //
+// A request is a call of Solve, or goes over a stream that others are on, too; what it is asked and measured is the same.
+//
 // Few threads, requests encoded beforehand and replies hardly decoded, so that the generator's own cost stays small; it
 // is reported.
 #ifndef SINKHORN_CLIENT_LOADGEN_LOAD_H_
@@ -36,6 +38,7 @@ struct LoadOptions {
   absl::Duration drain = absl::Seconds(30);  // Requests still unanswered this long after the end are cancelled.
   absl::Duration connect_timeout = absl::Seconds(10);  // Until the server is there and ready.
   int connections = 1;
+  bool stream = false;  // Over SolveStream, one stream for each connection. REQUIRES: no `deadline`.
   int threads = 1;
   int payloads = 8;  // Different inputs per entry of the mix.
   bool verify = false;

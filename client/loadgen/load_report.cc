@@ -95,10 +95,10 @@ std::string StatsJson(const LoadStats& stats, double seconds) {
 }  // namespace
 
 std::string LoadText(const LoadOptions& options, const LoadResult& result) {
-  std::string out =
-      absl::StrFormat("%s at %s; %d connection%s, %d thread%s; measured %.2f s after %s of warm-up\n\n", Mode(options),
-                      options.target, options.connections, options.connections == 1 ? "" : "s", options.threads,
-                      options.threads == 1 ? "" : "s", result.seconds, absl::FormatDuration(options.warmup));
+  std::string out = absl::StrFormat(
+      "%s at %s; %d connection%s%s, %d thread%s; measured %.2f s after %s of warm-up\n\n", Mode(options),
+      options.target, options.connections, options.connections == 1 ? "" : "s", options.stream ? ", a stream each" : "",
+      options.threads, options.threads == 1 ? "" : "s", result.seconds, absl::FormatDuration(options.warmup));
   absl::StrAppendFormat(&out, "%-42s%10s  %10s %9s %9s %9s %9s %9s %9s\n", "latency and where it was spent, ms",
                         "requests/s", "problems/s", "p50", "p90", "p99", "p99.9", "max", "mean");
   for (size_t i = 0; i < options.mix.size(); ++i) {
@@ -129,7 +129,8 @@ std::string LoadJson(const LoadOptions& options, const LoadResult& result) {
   const double calls = static_cast<double>(std::max<int64_t>(1, result.call_count));
   return absl::StrCat("{\"mode\": ", options.rate > 0 ? "\"open\"" : "\"closed\"", ", \"clients\": ", options.clients,
                       ", \"rate\": ", options.rate, ", \"connections\": ", options.connections,
-                      ", \"threads\": ", options.threads, ", \"seconds\": ", JsonNumber(result.seconds),
+                      ", \"stream\": ", options.stream ? "true" : "false", ", \"threads\": ", options.threads,
+                      ", \"seconds\": ", JsonNumber(result.seconds),
                       ", \"all\": ", StatsJson(result.all, result.seconds), ", \"entries\": [",
                       absl::StrJoin(entries, ", "), "], \"not_sent\": ", result.not_sent,
                       ", \"verified\": ", options.verify ? "true" : "false", ", \"wrong_count\": ", result.wrong_count,

@@ -36,6 +36,9 @@ ABSL_FLAG(absl::Duration, warmup, absl::Seconds(1), "Time before the measurement
 ABSL_FLAG(int64_t, deadline_ms, 0, "Deadline of each request; 0: none.");
 ABSL_FLAG(int64_t, max_in_flight, 10'000, "Open loop: further requests are counted as not sent.");
 ABSL_FLAG(int, connections, 0, "TCP connections. 0: one per client, at most 8 (open loop: 8).");
+ABSL_FLAG(bool, stream, false,
+          "Send over SolveStream, one stream for each connection, rather than by a call of Solve for each request. "
+          "Nothing is retried.");
 ABSL_FLAG(int, threads, 1, "Threads that send and receive (open loop: one more each that keeps time).");
 ABSL_FLAG(int, payloads, 8, "Different random inputs per problem of the mix.");
 ABSL_FLAG(uint64_t, seed, 1, "Of the inputs, the mix and the arrivals.");
@@ -68,12 +71,16 @@ absl::StatusOr<LoadOptions> OptionsFromFlags() {
   if (absl::GetFlag(FLAGS_deadline_ms) > 0) options.deadline = absl::Milliseconds(absl::GetFlag(FLAGS_deadline_ms));
   options.connections = absl::GetFlag(FLAGS_connections);
   if (options.connections == 0) options.connections = options.rate > 0 ? 8 : std::min(8, options.clients);
+  options.stream = absl::GetFlag(FLAGS_stream);
   options.threads = absl::GetFlag(FLAGS_threads);
   options.payloads = absl::GetFlag(FLAGS_payloads);
   options.verify = absl::GetFlag(FLAGS_verify);
   options.seed = absl::GetFlag(FLAGS_seed);
   if (options.clients < 1 || options.threads < 1 || options.payloads < 1 || options.connections < 1) {
     return absl::InvalidArgumentError("--clients, --threads, --payloads and --connections must be >= 1");
+  }
+  if (options.stream && options.deadline != absl::InfiniteDuration()) {
+    return absl::InvalidArgumentError("--deadline_ms and --stream exclude each other: a deadline is all of a stream's");
   }
   if (!(options.rate >= 0) || options.duration > absl::Hours(24) || options.duration <= absl::ZeroDuration() ||
       options.warmup < absl::ZeroDuration() || options.warmup > absl::Hours(1)) {

@@ -78,8 +78,7 @@ def load(loadgen, server, clients, seconds, options, mix=MIX):
     command = [loadgen, f"--server=127.0.0.1:{server.port}", f"--clients={clients}", f"--mix={mix}", "--json"]
     command += [f"--threads={threads}", f"--connections={min(clients, options.connections)}"]
     command += ["--warmup=500ms", f"--duration={seconds}s"]
-    if options.verify:
-        command.append("--verify")
+    command += ["--stream"] * options.stream + ["--verify"] * options.verify
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise SystemExit(f"{command}: exit {done.returncode}: {done.stdout}{done.stderr}")
@@ -162,6 +161,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--threads", type=int, default=6, help="of the load generator")
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--stream", action="store_true", help="SolveStream, a stream for each connection")
     parser.add_argument("--repeat", type=int, default=1, help="measurements of each row; the median counts")
     parser.add_argument("--verify", action="store_true", help="check every answer; costs the generator CPU")
     parser.add_argument("--flags", default="", help="further flags of the server, separated by spaces")

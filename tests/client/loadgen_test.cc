@@ -384,6 +384,117 @@ TEST(LoadTest, VerifyReportsWrongAndChangingAnswers) {
   EXPECT_THAT(result->wrong, ElementsAre(HasSubstr("column sum misses 1"), HasSubstr("bits differ")));
 }
 
+// ---- Load over streams ----
+
+TEST(StreamLoadTest, ClosedLoopMeasuresAndSplits) {
+  FakeServer server(AnswerTimes);  // One request of a stream at a time.
+  LoadOptions options = Options(server, "normalization:32x4x4:20");
+  options.stream = true;
+  options.clients = 8;
+  options.connections = 4;
+  options.threads = 2;
+  options.requests = 100;
+
+  const absl::StatusOr<LoadResult> result = RunLoad(options);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  const LoadStats& all = result->all;
+  EXPECT_EQ(all.latency.count(), 100);
+  EXPECT_EQ(all.problems, 3200);
+  EXPECT_EQ(all.iterations, 2000);
+  EXPECT_GE(all.latency.Percentile(0), 10'000'000);
+  EXPECT_GE(all.latency.Percentile(0.5), 18'000'000) << "two clients share a stream";
+  EXPECT_NEAR(all.queue.mean(), 2e6, 1);
+  EXPECT_NEAR(all.compute.mean(), 3e6, 1);
+  EXPECT_TRUE(all.errors.empty());
+  EXPECT_GE(result->seconds, 0.01 * 100 / 4 * 0.9) << "four streams cannot be faster than the server";
+}
+
+TEST(StreamLoadTest, OpenLoopKeepsItsRate) {
+  FakeServer server([](auto...) { return grpc::Status::OK; });
+  LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = true;
+  options.rate = 1000;
+  options.threads = 2;
+  options.connections = 4;
+  options.duration = absl::Seconds(1);
+
+  const absl::StatusOr<LoadResult> result = RunLoad(options);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_NEAR(static_cast<double>(result->all.latency.count()), 1000, 6 * std::sqrt(1000.0));
+  EXPECT_TRUE(result->all.errors.empty());
+}
+
+TEST(StreamLoadTest, AnErrorIsItsRequestsAlone) {
+  std::atomic<int> calls{0};
+  FakeServer server([&calls](auto...) {
+    return calls++ % 2 == 0 ? ServiceError(grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", "queue is full")
+                            : grpc::Status::OK;
+  });
+  LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = true;
+  options.warmup = absl::ZeroDuration();
+  options.requests = 100;
+
+  const absl::StatusOr<LoadResult> result = RunLoad(options);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->all.errors, ElementsAre(Pair("RESOURCE_EXHAUSTED/QUEUE_FULL", 50)));
+  EXPECT_EQ(result->all.latency.count(), 50);
+}
+
+TEST(StreamLoadTest, AStreamThatIsCutFailsWhatIsOnItAndBeginsAgain) {
+  std::atomic<int> calls{0};
+  FakeServer server([&calls](grpc::ServerContext* context, auto...) {
+    if (++calls % 10 == 0) context->TryCancel();
+    return grpc::Status::OK;
+  });
+  LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = true;
+  options.warmup = absl::ZeroDuration();
+  options.clients = 3;
+  options.requests = 200;
+
+  const absl::StatusOr<LoadResult> result = RunLoad(options);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_THAT(result->all.errors, ElementsAre(Pair("CANCELLED", testing::AllOf(testing::Ge(10), testing::Le(80)))));
+  EXPECT_EQ(result->all.latency.count() + result->all.errors.at("CANCELLED"), 200);
+}
+
+TEST(StreamLoadTest, MissingAnswersAreErrors) {
+  FakeServer server(nullptr);
+  LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = true;
+  options.requests = 3;
+
+  const absl::StatusOr<LoadResult> result = RunLoad(options);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->all.errors, ElementsAre(Pair("INTERNAL", 3)));
+}
+
+TEST(StreamLoadTest, WhatIsUnansweredAtTheEndIsCutOff) {
+  FakeServer server([](grpc::ServerContext* context, auto...) {
+    while (!context->IsCancelled()) absl::SleepFor(absl::Milliseconds(1));
+    return grpc::Status::CANCELLED;
+  });
+  LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = true;
+  options.warmup = absl::ZeroDuration();
+  options.clients = 2;
+  options.duration = absl::Milliseconds(50);
+  options.drain = absl::Milliseconds(50);
+
+  const absl::StatusOr<LoadResult> result = RunLoad(options);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->all.errors, ElementsAre(Pair("DEADLINE_EXCEEDED", 2)));
+}
+
+// ----
+
 TEST(LoadTest, NoServerIsAnError) {
   std::string target;
   {

@@ -32,8 +32,9 @@ def load(cli, run_program):
     return run
 
 
-def test_closed_loop_answers_are_right(load):
-    result = load(mix=MIX, clients=16, requests=500, warmup="100ms", verify="true")
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_closed_loop_answers_are_right(load, stream):
+    result = load(mix=MIX, clients=16, requests=500, warmup="100ms", verify="true", stream=stream)
 
     assert result["all"]["requests"] == 500 and result["all"]["errors"] == {}
     assert result["verified"] and result["wrong_count"] == 0, result["wrong"]
@@ -43,9 +44,16 @@ def test_closed_loop_answers_are_right(load):
     assert result["all"]["batch_problems"]["max"] >= 32
 
 
-def test_open_loop_answers_are_right(load):
-    result = load(mix=MIX, rate=200, duration="1s", warmup="100ms", verify="true")
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_open_loop_answers_are_right(load, stream):
+    result = load(mix=MIX, rate=200, duration="1s", warmup="100ms", verify="true", stream=stream)
 
     assert result["wrong_count"] == 0, result["wrong"]
     assert result["all"]["errors"] == {} and result["not_sent"] == 0
     assert 100 < result["all"]["requests"] < 300
+
+
+def test_a_stream_has_one_deadline(cli, run_program):
+    flags = (f"--server={cli.target}", "--stream", "--deadline_ms=10")
+    done = run_program("SINKHORN_LOADGEN", "client/loadgen/sinkhorn_loadgen", *flags)
+    assert done.returncode == 1 and "--deadline_ms and --stream exclude each other" in done.stderr

@@ -169,6 +169,8 @@ def solves_everything_at_once(server_path, loadgen, seconds):
     for clients in (32, 128):
         errors = run(f"{clients} clients", f"--clients={clients}", f"--seed={clients}", f"--duration={seconds}s")
         check(f"everything at once, {clients} clients: no error", not errors, errors)
+    errors = run("streams", "--clients=128", "--connections=16", "--stream", f"--duration={seconds}s")
+    check("everything at once, streams: no error", not errors, errors)
     # Most end in the queue or between two slices, beside others that go on.
     errors = run("deadlines", "--clients=64", "--deadline_ms=12", f"--duration={seconds}s")
     check("everything at once, deadlines: errors are theirs alone",
