@@ -88,6 +88,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--threads", type=int, default=6, help="of the load generator")
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--stream", action="store_true", help="SolveStream, a stream for each connection")
     parser.add_argument("--no-verify", dest="verify", action="store_false")
     options = parser.parse_args()
     server_path, loadgen = gpu_serving.programs(options.bin)
