@@ -4,7 +4,7 @@
 // at random (Poisson) at `rate` per second whether the server keeps up or not, and a latency counts from the moment the
 // request should have been sent: a server that stalls cannot hide it (no "coordinated omission").
 //
-// A request is a call of Solve, or goes over a stream that others are on, too; what it is asked and measured is the same.
+// A request is a call of Solve, or goes over a stream that others are on, too; it is asked and measured alike.
 //
 // Few threads, requests encoded beforehand and replies hardly decoded, so that the generator's own cost stays small; it
 // is reported.

@@ -1,5 +1,5 @@
-// Of a stream's events a read is always under way, from its start to its end; at most one write is beside it. It is over
-// when its status is there and no write is left.
+// Of a stream's events a read is always under way, from its start to its end; at most one write is beside it. It is
+// over when its status is there and no write is left.
 #include "client/loadgen/stream.h"
 
 #include <utility>
