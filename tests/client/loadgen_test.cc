@@ -206,6 +206,11 @@ TEST(VerifyTest, TheFingerprintSeesEveryBit) {
 
 // ---- Load ----
 
+// By calls of Solve, and over streams.
+class EitherLoadTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Load, EitherLoadTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Stream" : "Calls"; });
+
 LoadOptions Options(const FakeServer& server, const std::string& mix) {
   LoadOptions options;
   options.target = server.target();
@@ -226,11 +231,12 @@ grpc::Status AnswerTimes(grpc::ServerContext*, const v1::SolveRequest&, v1::Solv
   return grpc::Status::OK;
 }
 
-TEST(LoadTest, ClosedLoopMeasuresAndSplits) {
-  FakeServer server(AnswerTimes);
+TEST_P(EitherLoadTest, ClosedLoopMeasuresAndSplits) {
+  FakeServer server(AnswerTimes);  // Of a stream, one request at a time.
   LoadOptions options = Options(server, "normalization:32x4x4:20");
+  options.stream = GetParam();
   options.clients = 4;
-  options.connections = 2;
+  options.connections = 4;
   options.threads = 2;
   options.requests = 100;
 
@@ -263,13 +269,14 @@ TEST(LoadTest, TheMixIsDrawnByWeight) {
   EXPECT_NEAR(static_cast<double>(result->entries[0].latency.count()), 1500, 100);  // 5 standard deviations.
 }
 
-TEST(LoadTest, ErrorsAreCountedByReason) {
+TEST_P(EitherLoadTest, ErrorsAreCountedByReason) {
   std::atomic<int> calls{0};
   FakeServer server([&calls](auto...) {
     return calls++ % 2 == 0 ? ServiceError(grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", "queue is full")
                             : grpc::Status::OK;
   });
   LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = GetParam();
   options.requests = 100;
 
   const absl::StatusOr<LoadResult> result = RunLoad(options);
@@ -294,9 +301,10 @@ TEST(LoadTest, DeadlinesHold) {
   EXPECT_THAT(result->all.errors, ElementsAre(Pair("DEADLINE_EXCEEDED", 3)));
 }
 
-TEST(LoadTest, MissingAnswersAreErrors) {
+TEST_P(EitherLoadTest, MissingAnswersAreErrors) {
   FakeServer server(nullptr);
   LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = GetParam();
   options.requests = 3;
 
   const absl::StatusOr<LoadResult> result = RunLoad(options);
@@ -305,9 +313,10 @@ TEST(LoadTest, MissingAnswersAreErrors) {
   EXPECT_THAT(result->all.errors, ElementsAre(Pair("INTERNAL", 3)));
 }
 
-TEST(LoadTest, OpenLoopKeepsItsRate) {
+TEST_P(EitherLoadTest, OpenLoopKeepsItsRate) {
   FakeServer server([](auto...) { return grpc::Status::OK; });
   LoadOptions options = Options(server, "normalization:2x2:5");
+  options.stream = GetParam();
   options.rate = 1000;
   options.threads = 2;
   options.connections = 2;
@@ -384,65 +393,20 @@ TEST(LoadTest, VerifyReportsWrongAndChangingAnswers) {
   EXPECT_THAT(result->wrong, ElementsAre(HasSubstr("column sum misses 1"), HasSubstr("bits differ")));
 }
 
-// ---- Load over streams ----
-
-TEST(StreamLoadTest, ClosedLoopMeasuresAndSplits) {
-  FakeServer server(AnswerTimes);  // One request of a stream at a time.
-  LoadOptions options = Options(server, "normalization:32x4x4:20");
-  options.stream = true;
-  options.clients = 8;
-  options.connections = 4;
-  options.threads = 2;
-  options.requests = 100;
-
-  const absl::StatusOr<LoadResult> result = RunLoad(options);
-
-  ASSERT_TRUE(result.ok()) << result.status();
-  const LoadStats& all = result->all;
-  EXPECT_EQ(all.latency.count(), 100);
-  EXPECT_EQ(all.problems, 3200);
-  EXPECT_EQ(all.iterations, 2000);
-  EXPECT_GE(all.latency.Percentile(0), 10'000'000);
-  EXPECT_GE(all.latency.Percentile(0.5), 18'000'000) << "two clients share a stream";
-  EXPECT_NEAR(all.queue.mean(), 2e6, 1);
-  EXPECT_NEAR(all.compute.mean(), 3e6, 1);
-  EXPECT_TRUE(all.errors.empty());
-  EXPECT_GE(result->seconds, 0.01 * 100 / 4 * 0.9) << "four streams cannot be faster than the server";
+TEST(LoadTest, NoServerIsAnError) {
+  std::string target;
+  {
+    FakeServer server([](auto...) { return grpc::Status::OK; });
+    target = server.target();
+  }
+  LoadOptions options;
+  options.target = target;
+  options.mix = *ParseMix("normalization:2x2");
+  options.connect_timeout = absl::Milliseconds(100);
+  EXPECT_EQ(RunLoad(options).status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST(StreamLoadTest, OpenLoopKeepsItsRate) {
-  FakeServer server([](auto...) { return grpc::Status::OK; });
-  LoadOptions options = Options(server, "normalization:2x2:5");
-  options.stream = true;
-  options.rate = 1000;
-  options.threads = 2;
-  options.connections = 4;
-  options.duration = absl::Seconds(1);
-
-  const absl::StatusOr<LoadResult> result = RunLoad(options);
-
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_NEAR(static_cast<double>(result->all.latency.count()), 1000, 6 * std::sqrt(1000.0));
-  EXPECT_TRUE(result->all.errors.empty());
-}
-
-TEST(StreamLoadTest, AnErrorIsItsRequestsAlone) {
-  std::atomic<int> calls{0};
-  FakeServer server([&calls](auto...) {
-    return calls++ % 2 == 0 ? ServiceError(grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", "queue is full")
-                            : grpc::Status::OK;
-  });
-  LoadOptions options = Options(server, "normalization:2x2:5");
-  options.stream = true;
-  options.warmup = absl::ZeroDuration();
-  options.requests = 100;
-
-  const absl::StatusOr<LoadResult> result = RunLoad(options);
-
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->all.errors, ElementsAre(Pair("RESOURCE_EXHAUSTED/QUEUE_FULL", 50)));
-  EXPECT_EQ(result->all.latency.count(), 50);
-}
+// ---- Load over streams alone ----
 
 TEST(StreamLoadTest, AStreamThatIsCutFailsWhatIsOnItAndBeginsAgain) {
   std::atomic<int> calls{0};
@@ -463,18 +427,6 @@ TEST(StreamLoadTest, AStreamThatIsCutFailsWhatIsOnItAndBeginsAgain) {
   EXPECT_EQ(result->all.latency.count() + result->all.errors.at("CANCELLED"), 200);
 }
 
-TEST(StreamLoadTest, MissingAnswersAreErrors) {
-  FakeServer server(nullptr);
-  LoadOptions options = Options(server, "normalization:2x2:5");
-  options.stream = true;
-  options.requests = 3;
-
-  const absl::StatusOr<LoadResult> result = RunLoad(options);
-
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->all.errors, ElementsAre(Pair("INTERNAL", 3)));
-}
-
 TEST(StreamLoadTest, WhatIsUnansweredAtTheEndIsCutOff) {
   FakeServer server([](grpc::ServerContext* context, auto...) {
     while (!context->IsCancelled()) absl::SleepFor(absl::Milliseconds(1));
@@ -491,21 +443,6 @@ TEST(StreamLoadTest, WhatIsUnansweredAtTheEndIsCutOff) {
 
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_THAT(result->all.errors, ElementsAre(Pair("DEADLINE_EXCEEDED", 2)));
-}
-
-// ----
-
-TEST(LoadTest, NoServerIsAnError) {
-  std::string target;
-  {
-    FakeServer server([](auto...) { return grpc::Status::OK; });
-    target = server.target();
-  }
-  LoadOptions options;
-  options.target = target;
-  options.mix = *ParseMix("normalization:2x2");
-  options.connect_timeout = absl::Milliseconds(100);
-  EXPECT_EQ(RunLoad(options).status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 }  // namespace
