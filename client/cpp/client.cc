@@ -18,6 +18,9 @@ namespace {
 constexpr char kSolveMethod[] = "/sinkhorn.v1.SinkhornService/Solve";
 constexpr size_t kInPlaceBytes = 64 << 10;  // From here on a request is sent from where it lies.
 
+// No answer is empty.
+bool IsMissing(const v1::SolveResponse& response) { return response.ByteSizeLong() == 0; }
+
 }  // namespace
 
 // The asynchronous calls of a client that have not ended. The client's destructor waits for them, because gRPC cannot
@@ -65,7 +68,7 @@ class Client::AsyncCall : public Call {
     }
     if (!status.ok()) {
       done_(FromGrpcStatus(status));
-    } else if (response_.ByteSizeLong() == 0) {  // No answer is empty.
+    } else if (IsMissing(response_)) {
       done_(MissingAnswer(deadline_, cancelled));
     } else {
       done_(std::move(response_));
@@ -118,6 +121,8 @@ class GrpcSolveStream : public SolveStream {
     if (message.has_error()) {
       reply->result = FromRpcStatus(message.error());
       if (reply->result.status().ok()) reply->result = absl::InternalError("the server sent an error without a code");
+    } else if (IsMissing(message.solve())) {
+      reply->result = absl::InternalError("the server sent neither an answer nor an error");
     } else {
       reply->result = std::move(*message.mutable_solve());
     }
@@ -174,6 +179,7 @@ absl::StatusOr<v1::SolveResponse> Client::Solve(const v1::SolveRequest& request,
   v1::SolveResponse response;
   const grpc::Status status = stub_->Solve(&context, request, &response);
   if (!status.ok()) return FromGrpcStatus(status, deadline);
+  if (IsMissing(response)) return MissingAnswer(deadline);
   return response;
 }
 

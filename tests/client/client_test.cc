@@ -245,19 +245,30 @@ TEST(ClientTest, AsyncMayBeCancelled) {
 }
 
 TEST(ClientTest, AMissingAnswerIsAnError) {
-  FakeServer server(nullptr);
-  const auto client = Connect(server.target());
-  for (const int size : {4, 200}) {  // Encoded by gRPC and in place.
-    absl::Notification done;
-    absl::Status status;
-    client->SolveAsync(Request("lost", size), Soon(), [&](absl::StatusOr<v1::SolveResponse> result) {
-      status = result.status();
-      done.Notify();
-    });
-    done.WaitForNotification();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  FakeServer answerless(nullptr), empty([](auto*, const auto&, v1::SolveResponse*response) {
+    response->Clear();
+    return grpc::Status::OK;
+  });
+  for (const FakeServer* server : {&answerless, &empty}) {
+    const auto client = Connect(server->target());
+    for (const int size : {4, 200}) {  // Encoded by gRPC and in place.
+      absl::Notification done;
+      absl::Status status;
+      client->SolveAsync(Request("lost", size), Soon(), [&](absl::StatusOr<v1::SolveResponse> result) {
+        status = result.status();
+        done.Notify();
+      });
+      done.WaitForNotification();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    }
+    EXPECT_FALSE(client->Solve(Request("lost"), Soon()).ok());
   }
-  EXPECT_FALSE(client->Solve(Request("lost"), Soon()).ok());
+  const auto client = Connect(empty.target());
+  const auto stream = client->OpenStream(Soon());
+  ASSERT_TRUE(stream->Write(Request("lost")));
+  SolveStream::Reply reply;
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.result.status().code(), absl::StatusCode::kInternal) << reply.result.status();
 }
 
 // gRPC aborts when a channel is closed on one of its own threads, where callbacks run.
