@@ -99,6 +99,7 @@ struct OnChipMemory {
   int unsafe;   // Sums of P at the end are no use.
   double reference;
   float factor;  // From entries to exponents, before frames are added.
+  float said;    // By this block's threads: AnyInCluster.
   double scale, epsilon, rho[2], damping[2];
   int64_t index;  // Of the member.
   int engine;

@@ -105,6 +105,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
  private:
   static constexpr int kHalf = S::kGroups / 2;  // Of the groups.
 
+  using Base::AnyInCluster;
   using Base::AwaitSpread;
   using Base::BeginPoints;
   using Base::ClearSlots;
@@ -228,7 +229,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
         *scaling = RelaxedScaling(frame, old, sum, shift, m_.scale, m_.epsilon, m_.rho[side], relax);
       }
     }
-    return sum > kTiny && sum < kHuge && *scaling<kDrift&& * scaling> 1 / kDrift;
+    return IsUsable(sum) && *scaling<kDrift&& * scaling> 1 / kDrift;
   }
   __device__ double RowError(int k, float scaling, float sum) const {
     const double mass = m_.rows.mass[k], rho = m_.rho[0];
@@ -269,7 +270,6 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     if (kPlain) Advance(home, *parity, done);
     if (!stopped && (!good || !m_.state[*parity].stopped)) return !good;
     if (IsRowsFirstLane()) m_.rows.weight[*parity ^ 1][RowOf()] = sum;
-    if (m_.symmetric) SpoilUnsafe(*parity);
     float column_sum = IsOwner() ? m_.sums[*parity][Owned()] : 0;
     if (done == 0 || m_.symmetric) {
       AddColumns<0, S::kGroups>(*parity);
@@ -277,23 +277,16 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       column_sum = Gather<false>();
     }
     if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum;
-    if (m_.symmetric) {
-      const int unsafe = __syncthreads_or(IsOwner() && OwnedColumn() < size(1) && isnan(column_sum));
+    // Balanced alternating updates have just made columns' sums 1; then rows' are no larger than masses allow.
+    if (!kPlain && (m_.symmetric || !isinf(m_.rho[0]) || !isinf(m_.rho[1]))) {
+      const bool column_there = IsOwner() && OwnedColumn() < size(1);
+      const bool unsafe = AnyInCluster((IsRow(RowOf()) && !IsUsable(sum)) || (column_there && !IsUsable(column_sum)));
       if (threadIdx.x == 0) m_.unsafe = unsafe;
       __syncthreads();
     }
     return false;
   }
-  // Of rows whose sums are no use, so that all columns' are not either.
-  __device__ void SpoilUnsafe(int parity) {
-    __syncthreads();
-    const int row = threadIdx.x;
-    if (row < S::kBlockRows && IsRow(row) && m_.rows.mass[row] > 0) {
-      const float sum = m_.rows.weight[parity ^ 1][row];
-      if (!(sum > kTiny && sum < kHuge)) m_.rows.weight[parity][row] = NAN;
-    }
-    __syncthreads();
-  }
+  __device__ static bool IsUsable(float sum) { return sum > kTiny && sum < kHuge; }
   __device__ void Advance(int from, int to, int iterations) {
     __syncthreads();
     if (threadIdx.x == 0 && iterations > 0) {

@@ -194,6 +194,16 @@ class OnChipSums {
     ++gathered_;
     return sum;
   }
+  // Whether any thread of any block says so; all threads get the same.
+  __device__ bool AnyInCluster(bool value) {
+    const int here = __syncthreads_or(value);
+    if constexpr (!S::kCluster) return here != 0;
+    if (threadIdx.x == 0) m_.said = here != 0 ? 1 : 0;
+    SyncCluster();
+    const bool any = __any_sync(0xffffffffu, lane_ < m_.ranks && LoadRemote(&m_.said, lane_) != 0);
+    SyncCluster();  // No block has left before all have heard.
+    return any;
+  }
   // What column Owned() has now to all blocks' `to`, an array of all columns. Afterwards it is there.
   template <typename T>
   __device__ void Spread(T value, T* to) {

@@ -174,6 +174,18 @@ TEST_P(PointCostsTest, FarAway) {
   }
 }
 
+// Where symmetric updates have just begun, sums are no use to float32. A GPU's blocks must agree on that: those, too, that
+// look after no column, or none that there is.
+TEST_P(PointCostsTest, FarAwayInManyBlocks) {
+  const int64_t shapes[][2] = {{85, 332}, {5, 557}, {274, 295}, {593, 240}, {130, 70}};
+  for (const auto& [n, m] : shapes) {
+    Transport problem = Clouds(PointCost::kNegativeDot, n, m, 8, 1e-2, 75);
+    for (double& x : problem.x) x = static_cast<float>(x + 300);
+    for (double& y : problem.y) y = static_cast<float>(y + 300);
+    Check(problem, 2, absl::StrCat(n, " x ", m));
+  }
+}
+
 // Distances near zero, where a product would leave nothing of them; coincident points pull nowhere.
 TEST_P(PointCostsTest, NearAndCoincidentPoints) {
   Transport problem = Clouds(PointCost::kEuclidean, 40, 40, 3, 1e-3, 80);
