@@ -200,6 +200,9 @@ class TransportResident final : public Resident {
       stage_ = Stage::kHold;
       return;
     }
+    // What the first iteration has brought to its end is measured by its loop, as in a slice that hopes.
+    const bool loops_on = job_.looped && job_.solver.tolerance > 0 && job_.engines == 1 && !looping_ &&
+                          modes_ == 1 << kFloat && launched_ > 0 && launched_ < passes_;
     const bool disappointed = left || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
     hopeful_ = false;
     if (disappointed) EndHopes();
@@ -208,7 +211,7 @@ class TransportResident final : public Resident {
       if (r.diverged >= 0) status_.Update(Diverged(r));
     } else if (prepared_) {
       stage_ = Stage::kIterate;
-    } else if (r.running == 0 || (waited && !left)) {
+    } else if ((r.running == 0 && !loops_on) || (waited && !left)) {
       stage_ = Stage::kFinish;
     }
   }

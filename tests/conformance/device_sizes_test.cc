@@ -302,6 +302,32 @@ TEST_P(DeviceSizesTest, SizesThatAGpuMultiplies) {
                                {1100, 14300, 30, 0.004, 8, kFast}});
 }
 
+// Points in one place, to which all ways are as long: nothing is left for launches of many iterations but to measure,
+// whether those come in the same slice or later.
+TEST_P(DeviceSizesTest, EndsWithTheFirstIteration) {
+  std::vector<Case> cases;
+  for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+    for (int64_t dim : {2, 20}) {
+      oracle::Transport problem = RandomClouds(3300 / kShorter, dim == 2 ? 11 : 4300 / kShorter, dim, 0.5, 60);
+      for (double& x : problem.x) x = 0.5;
+      Case c = CaseOf(problem, absl::StrCat("d ", dim, ", precision ", static_cast<int>(precision)));
+      c.solver().max_iterations = 125;
+      c.solver().tolerance = 1e-5;
+      c.solver().precision = precision;
+      c.wanted = kPotentials | kSums;
+      cases.push_back(c);
+    }
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> alone = AllAlone(backend(), order);
+  ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
+  for (size_t k = 0; k < cases.size(); ++k) {
+    // Exponents of many coordinates are kept, and rounded anew for that.
+    const bool rounds = cases[k].problem.dim > 2;
+    EXPECT_LE(alone[k].convergence[0].iterations, rounds ? 5 : 2) << cases[k].name;
+  }
+}
+
 // FAST rounds coordinates, and densities that it holds or sweeps: a bound allows for that, and says something still.
 TEST_P(DeviceSizesTest, FastBoundsHold) {
   constexpr Precision kFast = Precision::kFast;
