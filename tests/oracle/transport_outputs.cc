@@ -22,12 +22,12 @@ double DualTerm(const Vector& mass, const Vector& potential, double rho) {
 
 // |sums - mass exp(-potential / rho)|_1
 double MarginalError(const Vector& sums, const Vector& mass, const Vector& potential, double rho) {
-  double error = 0;
+  long double error = 0;  // Of hundreds of masses a double's own rounding is more than what is allowed for.
   for (size_t i = 0; i < mass.size(); ++i) {
     const double target = std::isinf(rho) ? mass[i] : mass[i] * std::exp(-potential[i] / rho);
     error += std::abs(sums[i] - target);
   }
-  return error;
+  return static_cast<double>(error);
 }
 
 Potentials Exchanged(const Potentials& at) { return {at.g, at.f}; }
