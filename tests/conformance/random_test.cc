@@ -3,6 +3,7 @@
 // kernels solve.
 #include <algorithm>
 #include <cmath>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -11,10 +12,12 @@
 #include "tests/conformance/backends.h"
 #include "tests/conformance/check.h"
 #include "tests/conformance/check_normalization.h"
+#include "tests/conformance/company.h"
 #include "tests/conformance/random_problems.h"
 
 ABSL_FLAG(int, rounds, 1200, "Random problems of each kind.");
 ABSL_FLAG(int, first_seed, 1, "Seed of the first one.");
+ABSL_FLAG(bool, names, false, "Each one is named before it is solved.");
 ABSL_FLAG(int, largest, 90, "Points, or rows and columns of costs, at most.");
 ABSL_FLAG(int, largest_matrix, 70, "Rows and columns of matrices to normalise, at most.");
 
@@ -104,6 +107,7 @@ Case AnyTransport(uint64_t seed) {
   if (dense) c.wanted &= ~(kGradientPoints | kProjections);
   if (!dense) c.wanted &= ~kGradientCost;
   if (!balanced) c.wanted &= ~kPrimalBound;
+  absl::StrAppend(&c.name, ", products ", absl::Hex(c.wanted));
   c.problem.transport.v_columns = random.Integer(1, 9);
   c.problem.transport.u_columns = random.Integer(1, 9);
   c.v = Tensor::Of(random.Normals(m * c.problem.transport.v_columns, 1), AnyDType(&random));
@@ -135,10 +139,15 @@ std::vector<int> Seeds(const int (&known)[kCount]) {
   return seeds;
 }
 
+void SayNext(const Case& c) {
+  if (absl::GetFlag(FLAGS_names)) std::cerr << c.name << std::endl;
+}
+
 TEST_P(RandomTest, TransportIterates) {
   for (int seed : Seeds(kTransportSeeds)) {
     Case c = AnyTransport(seed);
     AnyPointCost(seed, &c);
+    SayNext(c);
     const Transport problem = MemberTransport(c);
     const oracle::Potentials at = Iterate(problem, c.solver().max_iterations);
     const double largest = oracle::MaxAbs(oracle::GradientA(problem, at)) +
@@ -148,6 +157,42 @@ TEST_P(RandomTest, TransportIterates) {
     } else {  // Potentials so far from the solution that not even float64 holds their densities.
       EXPECT_EQ(SolveTogether(backend(), {&c})[0].status.code(), absl::StatusCode::kFailedPrecondition) << c.name;
     }
+  }
+}
+
+// In all precisions, until a tolerance is met, less the self-terms.
+void AnySolver(uint64_t seed, Case* c) {
+  Random random(seed + (uint64_t{1} << 41));
+  if (random.Chance(0.4)) c->solver().precision = Precision::kFast;
+  if (random.Chance(0.4)) {
+    c->solver().tolerance = LogUniform(&random, 1e-6, 1e-2);
+    c->solver().max_iterations += 100;
+  }
+  if (c->problem.kind == ProblemKind::kPointCloud && random.Chance(0.3)) {
+    c->solver().debias = true;
+    c->wanted &= kPotentials | kGradientPoints | kGradientMasses;
+  }
+  absl::StrAppend(&c->name, ", precision ", static_cast<int>(c->solver().precision), ", to ", c->solver().tolerance,
+                  c->solver().debias ? ", debiased" : "");
+}
+
+TEST_P(RandomTest, CompanyChangesNoBits) {
+  constexpr int kCompany = 12;
+  const int first = absl::GetFlag(FLAGS_first_seed);
+  for (int company = 0; company < absl::GetFlag(FLAGS_rounds) / kCompany; ++company) {
+    std::vector<Case> cases;
+    for (int k = 0; k < kCompany; ++k) {
+      const int seed = first + kCompany * company + k;
+      cases.push_back(AnyTransport(seed));
+      AnyPointCost(seed, &cases.back());
+      AnySolver(seed, &cases.back());
+      SayNext(cases.back());
+    }
+    std::vector<Answer> alone;
+    for (const Case& c : cases) alone.push_back(SolveTogether(backend(), {&c})[0]);
+    const std::vector<const Case*> order = PointersTo(cases);
+    ExpectSameBits(order, SolveTogether(backend(), order), alone);
+    if (GetParam() == "cuda") ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
   }
 }
 
@@ -192,6 +237,7 @@ TEST_P(RandomTest, NormalizationForwardAndBackward) {
   if (GetParam() == "cpu_streamed") GTEST_SKIP() << "the same as cpu";
   for (int seed : Seeds(kNormalizationSeeds)) {
     const Case c = AnyNormalization(seed);
+    SayNext(c);
     SCOPED_TRACE(c.name);
     const Answer answer = SolveAlone(backend(), c);
     if (!answer.status.ok()) continue;
