@@ -174,8 +174,8 @@ TEST_P(PointCostsTest, FarAway) {
   }
 }
 
-// Where symmetric updates have just begun, sums are no use to float32. A GPU's blocks must agree on that: those, too, that
-// look after no column, or none that there is.
+// Where symmetric updates have just begun, sums are no use to float32. A GPU's blocks must agree on that: those, too,
+// that look after no column, or none that there is.
 TEST_P(PointCostsTest, FarAwayInManyBlocks) {
   const int64_t shapes[][2] = {{85, 332}, {5, 557}, {274, 295}, {593, 240}, {130, 70}};
   for (const auto& [n, m] : shapes) {
