@@ -139,7 +139,9 @@ class TransportResident final : public Resident {
   // So many launches of the turn's members: of all of them once the last have had theirs.
   void CountLoops(int64_t launches, int chunk) {
     EndTurn();
-    if (turned_ == 0) CountPasses(launches * chunk);
+    if (turned_ > 0) return;
+    looped_ = true;
+    CountPasses(launches * chunk);
   }
   // Whether the launch that makes its last iterations measures it as well.
   bool IsMeasured() const { return looping_ || measures_; }
@@ -201,7 +203,7 @@ class TransportResident final : public Resident {
       return;
     }
     // What the first iteration has brought to its end is measured by its loop, as in a slice that hopes.
-    const bool loops_on = job_.looped && job_.solver.tolerance > 0 && job_.engines == 1 && !looping_ &&
+    const bool loops_on = job_.looped && job_.solver.tolerance > 0 && job_.engines == 1 && !looped_ &&
                           modes_ == 1 << kFloat && launched_ > 0 && launched_ < passes_;
     const bool disappointed = left || (hopeful_ && (r.running > 0 || modes_ != hoped_modes_));
     hopeful_ = false;
@@ -246,7 +248,8 @@ class TransportResident final : public Resident {
   int64_t pairs_ = 0;
   const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
-       framed_ = false, looping_ = false, kept_first_ = false, measures_ = false, beside_ = false, crossing_ = true;
+       framed_ = false, looping_ = false, looped_ = false, kept_first_ = false, measures_ = false, beside_ = false,
+       crossing_ = true;
   absl::Status status_;
   SolveReport report_;
 };
