@@ -120,7 +120,6 @@ class GrpcSolveStream : public SolveStream {
     reply->request_id = std::move(*message.mutable_request_id());
     if (message.has_error()) {
       reply->result = FromRpcStatus(message.error());
-      if (reply->result.status().ok()) reply->result = absl::InternalError("the server sent an error without a code");
     } else if (IsMissing(message.solve())) {
       reply->result = absl::InternalError("the server sent neither an answer nor an error");
     } else {

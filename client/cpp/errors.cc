@@ -42,7 +42,8 @@ absl::Status FromGrpcStatus(const grpc::Status& status, absl::Time deadline) {
 
 absl::Status FromRpcStatus(const google::rpc::Status& status) {
   absl::Status result(static_cast<absl::StatusCode>(status.code()), status.message());
-  if (!result.ok()) AttachDetails(status, &result);
+  if (result.ok()) return absl::InternalError("the server sent an error without a code");
+  AttachDetails(status, &result);
   return result;
 }
 

@@ -42,7 +42,7 @@ ErrorDetails GetErrorDetails(const absl::Status& status);
 // `deadline` has passed is what gRPC's blocking calls make of a missing answer: see MissingAnswer.
 absl::Status FromGrpcStatus(const grpc::Status& status, absl::Time deadline = absl::InfiniteFuture());
 
-// The same for an error that travels inside a message (SolveStream).
+// The same for an error that travels inside a message (SolveStream). INTERNAL: it has no code.
 absl::Status FromRpcStatus(const google::rpc::Status& status);
 
 // Of a call that ended with OK but without its answer, since gRPC drops what has arrived when the deadline passes, or

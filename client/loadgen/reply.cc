@@ -79,10 +79,7 @@ absl::Status ReadStreamReply(grpc::ByteBuffer* reply, ReplyPart part, std::strin
     if (!read) return Undecodable();
   }
   if (!in.ConsumedEntireMessage()) return Undecodable();
-  if (has_error) {
-    const absl::Status status = FromRpcStatus(error);
-    return status.ok() ? absl::InternalError("the server sent an error without a code") : status;
-  }
+  if (has_error) return FromRpcStatus(error);
   return has_answer ? absl::OkStatus() : absl::InternalError("the reply has neither answer nor error");
 }
 

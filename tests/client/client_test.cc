@@ -245,7 +245,8 @@ TEST(ClientTest, AsyncMayBeCancelled) {
 }
 
 TEST(ClientTest, AMissingAnswerIsAnError) {
-  FakeServer answerless(nullptr), empty([](auto*, const auto&, v1::SolveResponse*response) {
+  FakeServer answerless(nullptr);
+  FakeServer empty([](grpc::ServerContext*, const v1::SolveRequest&, v1::SolveResponse* response) {
     response->Clear();
     return grpc::Status::OK;
   });

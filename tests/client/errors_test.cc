@@ -85,9 +85,10 @@ TEST(ErrorsTest, UnreadableDetailsAreLeftOut) {
   EXPECT_EQ(GetErrorDetails(FromRpcStatus(broken)).reason, "");
 }
 
-TEST(ErrorsTest, OkStaysOk) {
-  EXPECT_TRUE(FromGrpcStatus(grpc::Status::OK).ok());
-  EXPECT_TRUE(FromRpcStatus(google::rpc::Status()).ok());
+TEST(ErrorsTest, OkStaysOk) { EXPECT_TRUE(FromGrpcStatus(grpc::Status::OK).ok()); }
+
+TEST(ErrorsTest, AnErrorWithoutACodeIsOne) {
+  EXPECT_EQ(FromRpcStatus(google::rpc::Status()).code(), absl::StatusCode::kInternal);
 }
 
 }  // namespace

@@ -322,9 +322,9 @@ TEST_P(DeviceSizesTest, EndsWithTheFirstIteration) {
   const std::vector<Answer> alone = AllAlone(backend(), order);
   ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
   for (size_t k = 0; k < cases.size(); ++k) {
-    // Exponents of many coordinates are kept, and rounded anew for that.
-    const bool rounds = cases[k].problem.dim > 2;
-    EXPECT_LE(alone[k].convergence[0].iterations, rounds ? 5 : 2) << cases[k].name;
+    // Of many coordinates a GPU keeps exponents, which may be rounded otherwise than the first iteration's: one more.
+    const bool keeps = is_gpu() && cases[k].problem.dim > 2;
+    EXPECT_LE(alone[k].convergence[0].iterations, keeps ? 3 : 2) << cases[k].name;
   }
 }
 

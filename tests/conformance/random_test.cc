@@ -188,7 +188,7 @@ TEST_P(RandomTest, CompanyChangesNoBits) {
       AnySolver(seed, &cases.back());
       SayNext(cases.back());
     }
-    std::vector<Answer> alone;
+    std::vector<Answer> alone;  // Some have no finite answer.
     for (const Case& c : cases) alone.push_back(SolveTogether(backend(), {&c})[0]);
     const std::vector<const Case*> order = PointersTo(cases);
     ExpectSameBits(order, SolveTogether(backend(), order), alone);
