@@ -302,20 +302,24 @@ TEST_P(DeviceSizesTest, SizesThatAGpuMultiplies) {
                                {1100, 14300, 30, 0.004, 8, kFast}});
 }
 
-// Points in one place, to which all ways are as long: nothing is left for launches of many iterations but to measure,
+// All ways to a point are as long, or all ways from one: nothing is left for launches of many iterations but to measure,
 // whether those come in the same slice or later.
 TEST_P(DeviceSizesTest, EndsWithTheFirstIteration) {
   std::vector<Case> cases;
   for (Precision precision : {Precision::kStrict, Precision::kFast}) {
-    for (int64_t dim : {2, 20}) {
-      oracle::Transport problem = RandomClouds(3300 / kShorter, dim == 2 ? 11 : 4300 / kShorter, dim, 0.5, 60);
-      for (double& x : problem.x) x = 0.5;
-      Case c = CaseOf(problem, absl::StrCat("d ", dim, ", precision ", static_cast<int>(precision)));
-      c.solver().max_iterations = 125;
-      c.solver().tolerance = 1e-5;
-      c.solver().precision = precision;
-      c.wanted = kPotentials | kSums;
-      cases.push_back(c);
+    for (int64_t dim : {1, 2, 20}) {
+      for (bool from : {false, true}) {
+        oracle::Transport problem = RandomClouds(3300 / kShorter, dim < 20 ? 11 : 4300 / kShorter, dim, 0.5, 60);
+        for (double& x : from ? problem.y : problem.x) x = 0.5;
+        Case c = CaseOf(problem, absl::StrCat("d ", dim, from ? ", to" : ", from", " one place, precision ",
+                                              static_cast<int>(precision)));
+        c.solver().max_iterations = 125;
+        c.solver().tolerance = 1e-5;
+        c.solver().precision = precision;
+        if (dim == 1) c.problem.transport.point_cost = PointCost::kCosine;
+        c.wanted = kPotentials | kSums;
+        cases.push_back(c);
+      }
     }
   }
   const std::vector<const Case*> order = PointersTo(cases);

@@ -7,12 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "tests/conformance/backends.h"
 #include "tests/conformance/check.h"
+#include "tests/conformance/check_hessian.h"
 #include "tests/conformance/random_problems.h"
 
 namespace sinkhorn::conformance {
 namespace {
 
-using oracle::Potentials;
 using oracle::Transport;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -36,36 +36,12 @@ class HessianTest : public ConformanceTest {
     return c;
   }
 
-  // Rows [begin, end) of what belongs to direction q.
-  static Vector Part(const Tensor& tensor, int64_t q, int64_t count) { return tensor.member(q, count); }
-
   void ExpectProducts(const Case& c, const std::string& what) {
     SCOPED_TRACE(what);
     const Answer answer = SolveAlone(backend(), c);
     if (!answer.status.ok()) return;
-    const Transport problem = MemberTransport(c);
-    const HessianInputs& hessian = c.problem.transport.hessian;
     EXPECT_TRUE(answer.hessian_convergence[0].converged) << answer.hessian_convergence[0].residual;
-    const Potentials at = Converge(problem);
-    Vector f_aa, g_bb;
-    if (c.solver().debias) {
-      f_aa = ConvergeSymmetric(SelfProblemA(problem));
-      g_bb = ConvergeSymmetric(SelfProblemB(problem));
-    }
-    const int64_t size_x = problem.n * problem.dim, size_y = problem.m * problem.dim;
-    for (int64_t q = 0; q < hessian.count; ++q) {
-      const Vector dx = c.direction_x.present() ? Part(c.direction_x, q, hessian.count) : Vector(size_x, 0.0);
-      const Vector dy = c.direction_y.present() ? Part(c.direction_y, q, hessian.count) : Vector(size_y, 0.0);
-      const Vector product = c.solver().debias ? DivergenceHessianTimes(problem, at, f_aa, g_bb, dx, dy)
-                                               : HessianTimes(problem, at, dx, dy);
-      Vector actual = Part(answer.hessian_x, q, hessian.count);
-      const Vector by_y = Part(answer.hessian_y, q, hessian.count);
-      actual.insert(actual.end(), by_y.begin(), by_y.end());
-      const bool strict = c.solver().precision == Precision::kStrict;
-      // STRICT: potentials at a marginal error of 1e-6 and a residual of 1e-5.
-      ExpectClose(strict ? "STRICT Hessian-vector products" : "DOUBLE Hessian-vector products", actual, product,
-                  (strict ? 1e-3 : 1e-8) * oracle::MaxAbs(product));
-    }
+    ExpectMatchesHessian(c, answer);
   }
 };
 

@@ -1,5 +1,6 @@
 #include "tests/conformance/random_problems.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -32,7 +33,7 @@ Vector Random::Normals(int64_t count, double deviation) {
 }
 
 Vector Random::Masses(int64_t count, double total) {
-  const double unit = std::ldexp(1.0, -20);
+  const double unit = std::ldexp(1.0, std::max(-20, std::ilogb(total) - 23));
   Vector masses = Uniforms(count, 0.1, 1);
   const double sum = std::accumulate(masses.begin(), masses.end(), 0.0);
   for (double& mass : masses) mass = std::ceil(mass / sum * (total / unit - count)) * unit;

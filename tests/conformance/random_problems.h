@@ -24,7 +24,7 @@ class Random {
   // Rounded to float32.
   Vector Uniforms(int64_t count, double low, double high);
   Vector Normals(int64_t count, double deviation);
-  // Positive, in ratios up to 10, multiples of 2^-20 that add up to `total` exactly.
+  // Positive, in ratios up to 10, multiples of 2^-20 that add up to `total` exactly; above 16 of what float32 has.
   Vector Masses(int64_t count, double total = 1);
 
  private:
