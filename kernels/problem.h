@@ -180,6 +180,24 @@ struct Outputs {
   HessianConvergence* hessian_convergence = nullptr;  // [count]; optional
 };
 
+// Whether some output is made of the plan's entries, in float32. Annealing may be cut short at potentials that no plan
+// goes with: what there is of one must do.
+constexpr bool MakesFloatEntries(const SolverOptions& solver, const Outputs& out) {
+  if (solver.precision == Precision::kDouble || solver.epsilon_decay != 0) return false;
+  for (const OutputView* view :
+       {&out.plan, &out.gradient_x, &out.gradient_y, &out.gradient_cost, &out.plan_v, &out.plan_transpose_u,
+        &out.projection_x, &out.projection_y, &out.hessian_x, &out.hessian_y}) {
+    if (view->data != nullptr) return true;
+  }
+  return out.value_linear != nullptr || out.primal_bound != nullptr || out.sparse_plan.max_entries > 0;
+}
+
+// Whether float32 may make entries of a plan that is so far from its marginals: they are a_i b_j on average, up to 2^40.
+// Beyond, some may be more than it holds, or rounding alone.
+constexpr bool HoldsEntries(double marginal_error, double mass_a, double mass_b) {
+  return marginal_error <= 0x1p40 * mass_a * mass_b;  // NaN: no.
+}
+
 // One request's worth of work. Views must stay valid until the solve is finished or dropped.
 struct Problem {
   ProblemKind kind = ProblemKind::kNormalization;

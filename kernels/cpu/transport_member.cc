@@ -39,15 +39,22 @@ void TypedMember<TE, T>::StartEngine() {
 }
 
 template <typename TE, typename T>
+bool TypedMember<TE, T>::ExceedsFloat(const TransportAnswer& answer) const {
+  if (!MakesFloatEntries(problem_.solver, out())) return false;
+  const double error = std::max(answer.convergence.marginal_error_a, answer.convergence.marginal_error_b);
+  return !HoldsEntries(error, answer.side[0].total_mass, answer.side[1].total_mass);
+}
+
+template <typename TE, typename T>
 void TypedMember<TE, T>::EndPhase() {
   switch (stage_) {
     case Stage::kIterate:
       engines_.back()->EndPhase();
       if (!engine().finished()) return;
-      if (!engine().answer().finite()) {
-        status_ = absl::FailedPreconditionError(
-            absl::StrCat("the potentials are not finite after ", engine().convergence().iterations,
-                         " iterations; increase epsilon (", problem_.solver.epsilon, ") or use precision DOUBLE"));
+      if (!engine().answer().finite() || ExceedsFloat(engine().answer())) {
+        status_ = absl::FailedPreconditionError(absl::StrCat(
+            "the potentials or the plan are not finite after ", engine().convergence().iterations,
+            " iterations; iterate on, increase epsilon (", problem_.solver.epsilon, ") or use precision DOUBLE"));
         stage_ = Stage::kDone;
         return;
       }

@@ -309,6 +309,7 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
   JobReport r = none;
   const int64_t each = CeilDiv(job.count, kThreads);
   const int64_t last = min(job.count, (threadIdx.x + 1) * each);
+  const bool limited = MakesFloatEntries(job.solver, job.out);
   for (int64_t m = threadIdx.x * each; m < last; ++m) {
     const Member member{job, m};
     const Convergence worst = WorstOf(member);
@@ -319,8 +320,11 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
       of_member.looping += s.stopped || s.fallen || s.mode != kFloat ? 0 : 1;
       if (e == 0) of_member.crossing = of_member.looping;
       of_member.modes |= 1 << s.mode | 1 << ModeAt(s, job.solver.epsilon);
-      if (s.stopped && !s.finite && of_member.diverged < 0)
+      const double error = fmax(s.error[0], s.error[1]);
+      const bool holds = s.finite && (!limited || HoldsEntries(error, s.total_mass[0], s.total_mass[1]));
+      if (s.stopped && !holds && of_member.diverged < 0) {
         of_member.diverged = m, of_member.diverged_iterations = s.iterations;
+      }
     }
     of_member.iterations = worst.iterations;
     of_member.error[0] = worst.marginal_error_a;

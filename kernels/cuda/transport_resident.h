@@ -231,9 +231,9 @@ class TransportResident final : public Resident {
   }
   absl::Status Diverged(const JobReport& r) const {
     const std::string who = job_.count == 1 ? "" : absl::StrCat("member ", r.diverged, ": ");
-    return absl::FailedPreconditionError(absl::StrCat(who, "the potentials are not finite after ",
-                                                      r.diverged_iterations, " iterations; increase epsilon (",
-                                                      job_.solver.epsilon, ") or use precision DOUBLE"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(who, "the potentials or the plan are not finite after ", r.diverged_iterations,
+                     " iterations; iterate on, increase epsilon (", job_.solver.epsilon, ") or use precision DOUBLE"));
   }
 
   Job job_;

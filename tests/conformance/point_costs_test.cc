@@ -186,6 +186,34 @@ TEST_P(PointCostsTest, FarAwayInManyBlocks) {
   }
 }
 
+// Begun far away, a plan may be far more than float32 holds: nothing is made of its entries then, and potentials and sums
+// are as good as ever.
+TEST_P(PointCostsTest, EntriesBeyondFloat) {
+  Transport problem = Clouds(PointCost::kNegativeDot, 70, 50, 3, 0.1, 76);
+  problem.solver.update_rule = UpdateRule::kSymmetric;
+  problem.solver.rho_a = problem.solver.rho_b = 0.01;  // Potentials stay what they were, nearly by half.
+  problem.initial_f.assign(problem.n, 10);
+  problem.initial_g.assign(problem.m, 10);
+  const Potentials at = Iterate(problem, 1);
+  const double error = std::max(MarginalErrorA(problem, at), MarginalErrorB(problem, at));
+  ASSERT_GT(error, 0x1p120);
+  ASSERT_LT(error, 0x1p200);
+  Case c = CaseOf(problem, "beyond float");
+  c.solver().max_iterations = 1;
+  for (uint32_t wanted : {kPlan, kValueLinear, kGradientPoints, kProjections}) {
+    c.wanted = kPotentials | wanted;
+    for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+      c.solver().precision = precision;
+      EXPECT_EQ(SolveTogether(backend(), {&c})[0].status.code(), absl::StatusCode::kFailedPrecondition) << wanted;
+    }
+    c.solver().precision = Precision::kDouble;
+    CheckIterates(backend(), c);
+  }
+  c.wanted = kPotentials | kSums | kGradientMasses;
+  c.solver().precision = Precision::kStrict;
+  CheckIterates(backend(), c);
+}
+
 // Distances near zero, where a product would leave nothing of them; coincident points pull nowhere.
 TEST_P(PointCostsTest, NearAndCoincidentPoints) {
   Transport problem = Clouds(PointCost::kEuclidean, 40, 40, 3, 1e-3, 80);
