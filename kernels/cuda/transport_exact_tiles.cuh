@@ -40,9 +40,12 @@ constexpr int kManyStages = 3, kManyResident = 4;
 __host__ __device__ inline int ManyChunks(int dim) { return static_cast<int>(CeilDiv(dim, kManyChunk)); }
 // Steps that rows have room for.
 __host__ __device__ inline int ManyRowSteps(int chunks) { return chunks <= kManyResident ? chunks : kManyStages; }
+// For launches of up to `dim` coordinates: fewer may take more steps.
 inline size_t ManySharedBytes(int dim) {
-  return sizeof(double) * kManyStride * (ManyRowSteps(ManyChunks(dim)) * kTile + kManyStages * kManyColumns);
+  const int steps = ManyChunks(dim) < kManyResident ? ManyChunks(dim) : kManyResident;
+  return sizeof(double) * kManyStride * (steps * kTile + kManyStages * kManyColumns);
 }
+static_assert(kManyStages <= kManyResident, "room");
 
 #if SINKHORN_HOPPER
 

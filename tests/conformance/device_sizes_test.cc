@@ -302,6 +302,28 @@ TEST_P(DeviceSizesTest, SizesThatAGpuMultiplies) {
                                {1100, 14300, 30, 0.004, 8, kFast}});
 }
 
+// Epsilons for which a GPU takes float64, of clouds that share launches: those of few coordinates may need more room than
+// those of many.
+TEST_P(DeviceSizesTest, SmallEpsilonsOfAllDimensions) {
+  std::vector<Case> cases;
+  for (int64_t dim : {100, 64, 4, 33, 50, 65}) {
+    for (bool products : {false, true}) {
+      Case c = CaseOf(RandomClouds(1100 / kShorter, 70, dim, 2e-5 * dim, 62),
+                      absl::StrCat("d ", dim, products ? ", Hessian-vector products" : ""));
+      c.solver().max_iterations = 3;
+      c.wanted = kPotentials | kSums | kGradientPoints;
+      if (products) {
+        c.problem.transport.hessian.count = 2;
+        c.problem.transport.hessian.max_iterations = 2;
+        c.direction_x = Tensor::Of(Random(63).Normals(2 * c.problem.n * dim, 1));
+      }
+      cases.push_back(c);
+    }
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  ExpectSameBits(order, SolveTogether(backend(), order), AllAlone(backend(), order));
+}
+
 // All ways to a point are as long, or all ways from one: nothing is left for launches of many iterations but to measure,
 // whether those come in the same slice or later.
 TEST_P(DeviceSizesTest, EndsWithTheFirstIteration) {
