@@ -22,12 +22,18 @@ _FLAGS = [
 
 # What ptxas says of each kernel (registers, stack, spills) is kept beside the object, where tests/static looks for it.
 # nvcc names temporary files by its process number, which is the same in all sandboxes: they get folders of their own.
+# Headers that it does not read are told to Bazel, which need not compile anew when they change; all of them, which is a
+# list that could not be read, are not.
 _COMPILE = """
-usage=$1; shift
+usage=$1; unused=$2; headers=$3; shift 3
 TMPDIR=$(mktemp -d) || exit 1
 export TMPDIR
-"$@" 2>"$usage"
+"$@" -MD -MF "$TMPDIR/read" 2>"$usage"
 code=$?
+if [ $code = 0 ]; then
+  tr -s ' \\\\' '\\n' <"$TMPDIR/read" | sed 's,^[.]/,,' | grep -vxFf - "$headers" >"$unused"
+  if cmp -s "$unused" "$headers"; then : >"$unused"; fi
+fi
 rm -rf "$TMPDIR"
 [ $code = 0 ] || cat "$usage" >&2
 exit $code
@@ -42,16 +48,22 @@ def _cuda_objects_impl(ctx):
     flags += ["-I.", "-I" + ctx.bin_dir.path]
     flags += ["-isystem=" + path for path in context.system_includes.to_list()]
     flags += ["-D" + define for define in context.defines.to_list()]
+    headers = depset(ctx.files.hdrs, transitive = [context.headers])
+    listed = ctx.actions.declare_file("_nvcc/%s/headers" % ctx.label.name)
+    ctx.actions.write(listed, "".join([header.path + "\n" for header in headers.to_list()]))
     objects = []
     for source in ctx.files.srcs:
         stem = "_nvcc/%s/%s" % (ctx.label.name, source.basename[:-len("." + source.extension)])
         object = ctx.actions.declare_file(stem + ".pic.o")
         usage = ctx.actions.declare_file(stem + ".usage")
-        ctx.actions.run_shell(
-            command = _COMPILE,
-            arguments = [usage.path, NVCC] + flags + ["-c", source.path, "-o", object.path],
-            inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers]),
-            outputs = [object, usage],
+        unused = ctx.actions.declare_file(stem + ".unused")
+        ctx.actions.run(
+            executable = "/bin/bash",
+            arguments = ["-c", _COMPILE, "nvcc", usage.path, unused.path, listed.path, NVCC] + flags +
+                        ["-c", source.path, "-o", object.path],
+            inputs = depset([source, listed], transitive = [headers]),
+            outputs = [object, usage, unused],
+            unused_inputs_list = unused,
             mnemonic = "CudaCompile",
             progress_message = "Compiling %s with nvcc" % source.short_path,
             use_default_shell_env = True,
