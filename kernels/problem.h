@@ -192,8 +192,8 @@ constexpr bool MakesFloatEntries(const SolverOptions& solver, const Outputs& out
   return out.value_linear != nullptr || out.primal_bound != nullptr || out.sparse_plan.max_entries > 0;
 }
 
-// Whether float32 may make entries of a plan that is so far from its marginals: they are a_i b_j on average, up to 2^40.
-// Beyond, some may be more than it holds, or rounding alone.
+// Whether float32 may make entries of a plan that is so far from its marginals: on average up to 2^40 a_i b_j. Beyond,
+// some may be more than it holds, or rounding alone.
 constexpr bool HoldsEntries(double marginal_error, double mass_a, double mass_b) {
   return marginal_error <= 0x1p40 * mass_a * mass_b;  // NaN: no.
 }

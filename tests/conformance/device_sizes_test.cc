@@ -302,8 +302,8 @@ TEST_P(DeviceSizesTest, SizesThatAGpuMultiplies) {
                                {1100, 14300, 30, 0.004, 8, kFast}});
 }
 
-// Epsilons for which a GPU takes float64, of clouds that share launches: those of few coordinates may need more room than
-// those of many.
+// Epsilons for which a GPU takes float64, of clouds that share launches: those of few coordinates may need more room
+// than those of many.
 TEST_P(DeviceSizesTest, SmallEpsilonsOfAllDimensions) {
   std::vector<Case> cases;
   for (int64_t dim : {100, 64, 4, 33, 50, 65}) {
@@ -324,8 +324,8 @@ TEST_P(DeviceSizesTest, SmallEpsilonsOfAllDimensions) {
   ExpectSameBits(order, SolveTogether(backend(), order), AllAlone(backend(), order));
 }
 
-// All ways to a point are as long, or all ways from one: nothing is left for launches of many iterations but to measure,
-// whether those come in the same slice or later.
+// All ways to a point are as long, or all ways from one: nothing is left for launches of many iterations but to
+// measure, whether those come in the same slice or later.
 TEST_P(DeviceSizesTest, EndsWithTheFirstIteration) {
   std::vector<Case> cases;
   for (Precision precision : {Precision::kStrict, Precision::kFast}) {

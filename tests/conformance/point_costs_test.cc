@@ -196,8 +196,8 @@ TEST_P(PointCostsTest, FarAwayInManyBlocks) {
   }
 }
 
-// Begun far away, a plan may be far more than float32 holds: nothing is made of its entries then, and potentials and sums
-// are as good as ever.
+// Begun far away, a plan may be far more than float32 holds: nothing is made of its entries then, and potentials and
+// sums are as good as ever.
 TEST_P(PointCostsTest, EntriesBeyondFloat) {
   Transport problem = Clouds(PointCost::kNegativeDot, 70, 50, 3, 0.1, 76);
   problem.solver.update_rule = UpdateRule::kSymmetric;
