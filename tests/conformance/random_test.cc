@@ -22,6 +22,7 @@ ABSL_FLAG(int, rounds, 1200, "Random problems of each kind.");
 ABSL_FLAG(int, first_seed, 1, "Seed of the first one.");
 ABSL_FLAG(bool, names, false, "Each one is named before it is solved.");
 ABSL_FLAG(int, largest, 90, "Points, or rows and columns of costs, at most.");
+ABSL_FLAG(int, largest_dim, 130, "Coordinates of points, at most.");
 ABSL_FLAG(int, largest_matrix, 70, "Rows and columns of matrices to normalise, at most.");
 
 namespace sinkhorn::conformance {
@@ -80,7 +81,8 @@ void AnyPlaces(Random* random, Transport* problem) {
 Case AnyTransport(uint64_t seed) {
   Random random(seed);
   const int largest = absl::GetFlag(FLAGS_largest);
-  const int64_t n = AnySize(&random, largest), m = AnySize(&random, largest), dim = AnySize(&random, 130);
+  const int64_t n = AnySize(&random, largest), m = AnySize(&random, largest);
+  const int64_t dim = AnySize(&random, absl::GetFlag(FLAGS_largest_dim));
   const double epsilon = LogUniform(&random, 1e-3, 10);
   const bool dense = random.Chance(0.4);
   Transport problem = dense ? RandomDense(n, m, epsilon, seed) : RandomClouds(n, m, dim, epsilon, seed);
@@ -257,24 +259,32 @@ void AnySolver(uint64_t seed, Case* c) {
   }
 }
 
-TEST_P(RandomTest, CompanyChangesNoBits) {
+// Problems of each dozen of rounds' seeds, alone and together.
+template <typename Any>
+void ExpectCompanyChangesNoBits(Backend* backend, Any any) {
   constexpr int kCompany = 12;
   const int first = absl::GetFlag(FLAGS_first_seed);
   for (int company = 0; company < absl::GetFlag(FLAGS_rounds) / kCompany; ++company) {
     std::vector<Case> cases;
     for (int k = 0; k < kCompany; ++k) {
-      const int seed = first + kCompany * company + k;
-      cases.push_back(AnyTransport(seed));
-      AnyPointCost(seed, &cases.back());
-      AnySolver(seed, &cases.back());
+      cases.push_back(any(first + kCompany * company + k));
       SayNext(cases.back());
     }
     std::vector<Answer> alone;  // Some have no finite answer.
-    for (const Case& c : cases) alone.push_back(SolveTogether(backend(), {&c})[0]);
+    for (const Case& c : cases) alone.push_back(SolveTogether(backend, {&c})[0]);
     const std::vector<const Case*> order = PointersTo(cases);
-    ExpectSameBits(order, SolveTogether(backend(), order), alone);
-    if (GetParam() == "cuda") ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
+    ExpectSameBits(order, SolveTogether(backend, order), alone);
+    if (backend->device().backend == "cuda") ExpectSameBits(order, SolveTogether(backend, order, 1e-5), alone);
   }
+}
+
+TEST_P(RandomTest, CompanyChangesNoBits) {
+  ExpectCompanyChangesNoBits(backend(), [](int seed) {
+    Case c = AnyTransport(seed);
+    AnyPointCost(seed, &c);
+    AnySolver(seed, &c);
+    return c;
+  });
 }
 
 // ---- Normalisation --------------------------------------------------------------------------
@@ -330,6 +340,34 @@ TEST_P(RandomTest, NormalizationForwardAndBackward) {
       ExpectMatchesUnrolled(LabelPrefix(c) + "unrolled", member, member_answer);
     }
   }
+}
+
+// Any derivative, EXACT among the recipes, until a tolerance is met, or the plan alone.
+void AnyBackward(uint64_t seed, Case* c) {
+  Random random(seed + (uint64_t{1} << 42));
+  if (random.Chance(0.2)) {
+    c->problem.normalization.recipe = Recipe();
+    c->problem.normalization.recipe.exact = true;
+    c->row_marginals = c->column_marginals = Tensor();  // Totals must be equal.
+    c->dustbin_score = Tensor();
+    c->cotangent = Tensor::Of(random.Normals(c->problem.count * c->problem.n * c->problem.m, 1));
+    c->solver().max_iterations += 100;
+  }
+  const bool exact = c->problem.normalization.recipe.exact;
+  c->problem.normalization.backward = static_cast<BackwardMode>(random.Integer(exact ? 1 : 0, 3));
+  if (random.Chance(0.3)) c->cotangent = Tensor();
+  if (exact || random.Chance(0.3)) c->solver().tolerance = LogUniform(&random, 1e-6, 1e-2);
+  absl::StrAppend(&c->name, ", count ", c->problem.count, exact ? ", exact" : "", ", backward ",
+                  c->cotangent.present() ? static_cast<int>(c->problem.normalization.backward) : -1, ", to ",
+                  c->solver().tolerance);
+}
+
+TEST_P(RandomTest, MatricesInCompany) {
+  ExpectCompanyChangesNoBits(backend(), [](int seed) {
+    Case c = AnyNormalization(seed);
+    AnyBackward(seed, &c);
+    return c;
+  });
 }
 
 INSTANTIATE_ON_BACKENDS(RandomTest);
