@@ -39,8 +39,9 @@ void TypedMember<TE, T>::StartEngine() {
 }
 
 template <typename TE, typename T>
-bool TypedMember<TE, T>::ExceedsFloat(const TransportAnswer& answer) const {
+bool TypedMember<TE, T>::ExceedsFloat() const {
   if (!MakesFloatEntries(problem_.solver, out())) return false;
+  const TransportAnswer& answer = engine().answer();
   const double error = std::max(answer.convergence.marginal_error_a, answer.convergence.marginal_error_b);
   return !HoldsEntries(error, answer.side[0].total_mass, answer.side[1].total_mass);
 }
@@ -51,7 +52,7 @@ void TypedMember<TE, T>::EndPhase() {
     case Stage::kIterate:
       engines_.back()->EndPhase();
       if (!engine().finished()) return;
-      if (!engine().answer().finite() || ExceedsFloat(engine().answer())) {
+      if (!engine().answer().finite() || ExceedsFloat()) {
         status_ = absl::FailedPreconditionError(absl::StrCat(
             "the potentials or the plan are not finite after ", engine().convergence().iterations,
             " iterations; iterate on, increase epsilon (", problem_.solver.epsilon, ") or use precision DOUBLE"));

@@ -88,7 +88,7 @@ class TypedMember final : public TransportMember {
 
   const Engine& engine() const { return *engines_.back(); }
   // Whether outputs want entries of the plan that this precision may not hold.
-  bool ExceedsFloat(const TransportAnswer& answer) const;
+  bool ExceedsFloat() const;
   const Pass& pass() const { return passes_[pass_]; }
   const Outputs& out() const { return problem_.outputs; }
   bool point_cloud() const { return problem_.kind == ProblemKind::kPointCloud; }

@@ -22,8 +22,8 @@ _FLAGS = [
 
 # What ptxas says of each kernel (registers, stack, spills) is kept beside the object, where tests/static looks for it.
 # nvcc names temporary files by its process number, which is the same in all sandboxes: they get folders of their own.
-# Headers that it does not read are told to Bazel, which need not compile anew when they change; all of them, which is a
-# list that could not be read, are not.
+# Headers that it does not read are told to Bazel, which need not compile anew when they change. If that were all, the
+# list of those that it reads would have been misread, and none are told.
 _COMPILE = """
 usage=$1; unused=$2; headers=$3; shift 3
 TMPDIR=$(mktemp -d) || exit 1

@@ -330,10 +330,10 @@ TEST_P(DeviceSizesTest, EndsWithTheFirstIteration) {
   std::vector<Case> cases;
   for (Precision precision : {Precision::kStrict, Precision::kFast}) {
     for (int64_t dim : {1, 2, 20}) {
-      for (bool from : {false, true}) {
+      for (bool to_one_place : {false, true}) {
         oracle::Transport problem = RandomClouds(3300 / kShorter, dim < 20 ? 11 : 4300 / kShorter, dim, 0.5, 60);
-        for (double& x : from ? problem.y : problem.x) x = 0.5;
-        Case c = CaseOf(problem, absl::StrCat("d ", dim, from ? ", to" : ", from", " one place, precision ",
+        for (double& x : to_one_place ? problem.y : problem.x) x = 0.5;
+        Case c = CaseOf(problem, absl::StrCat("d ", dim, to_one_place ? ", to" : ", from", " one place, precision ",
                                               static_cast<int>(precision)));
         c.solver().max_iterations = 125;
         c.solver().tolerance = 1e-5;

@@ -69,7 +69,7 @@ EVERYTHING = (
 
 def binaries(folder):
     if folder:
-        return folder / "sinkhorn_server", folder / "sinkhorn_loadgen"
+        return folder.resolve() / "sinkhorn_server", folder.resolve() / "sinkhorn_loadgen"
     return ROOT / "bazel-bin/server/sinkhorn_server", ROOT / "bazel-bin/client/loadgen/sinkhorn_loadgen"
 
 
@@ -205,7 +205,7 @@ def main():
     parser.add_argument("--without-gpu", action="store_true", help="only what needs none")
     parser.add_argument("--seconds", type=int, default=10, help="of each load with everything at once")
     options = parser.parse_args()
-    server_path, loadgen = binaries(options.bin and options.bin.resolve())
+    server_path, loadgen = binaries(options.bin)
     answers_and_drains(server_path, loadgen, "auto", "without a GPU", hide_gpus=True)
     if not options.without_gpu:
         answers_and_drains(server_path, loadgen, "auto", "with a GPU")

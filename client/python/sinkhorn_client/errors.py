@@ -158,7 +158,7 @@ class DeviceLost(Unavailable):
 
 
 class Diverged(SinkhornError, ArithmeticError):
-    """The result is not finite."""
+    """The result is not finite, or is made of more than its precision holds."""
 
 
 class Cancelled(SinkhornError):
