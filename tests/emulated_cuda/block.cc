@@ -20,7 +20,8 @@ constexpr unsigned kMostThreads = 1024;
 constexpr size_t kStackBytes = 320 << 10;
 // Stacks begin at different lines of the caches' sets, or each switch misses them all.
 constexpr size_t kColours = 64, kColourBytes = 17 * 64;
-constexpr int kNames = 16;  // Of barriers.
+constexpr int kNames = 16;        // Of barriers.
+constexpr size_t kBeyond = 4096;  // Behind a block's dynamic shared memory: nobody may write there.
 
 [[noreturn]] void Fail(const char* what) {
   std::fprintf(stderr, "emulated kernel, block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, what);
@@ -93,8 +94,12 @@ class Machine {
       for (unsigned y = 0; y < grid.y; ++y) {
         for (unsigned x = 0; x < grid.x && !lost_; ++x) {
           blockIdx = {x, y, z};
-          std::memset(shared_, 0xff, shared_bytes);  // Not a number, as far as nobody has written.
+          std::memset(shared_, 0xff, shared_bytes + kBeyond);  // Not a number, as far as nobody has written.
           RunBlock();
+          const char* const end = shared_ + shared_bytes;
+          if (std::any_of(end, end + kBeyond, [](char byte) { return byte != '\xff'; })) {
+            Fail("written behind the block's shared memory");
+          }
         }
       }
     }
@@ -234,7 +239,7 @@ class Machine {
     return true;
   }
 
-  alignas(1024) static char shared_[kMostSharedBytes];
+  alignas(1024) static char shared_[kMostSharedBytes + kBeyond];
   std::mutex mutex_;
   std::atomic<bool> lost_{false};
   const std::function<void()>* kernel_ = nullptr;
@@ -247,7 +252,7 @@ class Machine {
   Barrier barriers_[kNames];
 };
 
-alignas(1024) char Machine::shared_[kMostSharedBytes];
+alignas(1024) char Machine::shared_[kMostSharedBytes + kBeyond];
 
 Machine& TheMachine() {
   static auto* machine = new Machine;

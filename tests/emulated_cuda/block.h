@@ -3,7 +3,7 @@
 // run one after another, launches of several threads too.
 //
 // Ends the process, saying why, where hardware would hang or do as it likes: threads that wait for each other at
-// different places, lanes of one meeting that came for different things.
+// different places, lanes of one meeting that came for different things, memory behind a block's own that was written.
 #ifndef SINKHORN_TESTS_EMULATED_CUDA_BLOCK_H_
 #define SINKHORN_TESTS_EMULATED_CUDA_BLOCK_H_
 

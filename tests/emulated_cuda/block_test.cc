@@ -103,6 +103,14 @@ TEST(EmulatedBlockDeathTest, ThreadsThatWouldWaitForever) {
   EXPECT_DEATH(LaunchKernel(MeetForTwoThings, 1, 32, 0, nullptr), "lanes of a warp meet for different things");
   EXPECT_DEATH(LaunchKernel(WaitInVain, 1, 2048, 0, nullptr), "no block may be so large");
 }
+
+__global__ void WriteByte(int at) { DynamicShared()[at] = 0; }
+
+TEST(EmulatedBlockDeathTest, WritesBehindSharedMemory) {
+  LaunchKernel(WriteByte, 1, 32, 64, nullptr, 63);
+  EXPECT_DEATH(LaunchKernel(WriteByte, 1, 32, 64, nullptr, 64), "written behind the block's shared memory");
+}
+
 TEST(EmulatedBlock, ALaunchWithTooMuchSharedMemoryIsRefused) {
   LaunchKernel(WaitInVain, 1, 64, 200 << 10, nullptr);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // Which may have forgotten it.
