@@ -27,6 +27,10 @@ constexpr float kGeneralRange = 60;
 constexpr float kLowestRow = -40;    // log of the first row sums: guards see them.
 constexpr float kSmallest = 1e-37f;  // Sums below are not divided by: near the smallest normal number.
 
+// Whether a scaling, multiplied with others, keeps its digits: guards may drive those of the sides apart, a little with
+// every iteration.
+__device__ inline bool KeepsDigits(float scaling) { return scaling > 1e-30f && scaling < 1e30f; }
+
 // NaN stays.
 __device__ inline float Raised(float w, float floor) { return w < floor ? floor : w; }
 

@@ -31,7 +31,7 @@ class Streamed : private StreamBase<Shape> {
       const bool stopped = Iterate(&iterations, &row_error, &col_error);
       float last_row_error, last_col_error;
       FinishForward(&last_row_error, &last_col_error);
-      good = last_row_error + last_col_error < FLT_MAX;
+      good = last_row_error + last_col_error < FLT_MAX && (task_.guard == Guard::kNone || ScalingsKeepDigits());
       if (!stopped) row_error = last_row_error, col_error = last_col_error;
     }
     if (threadIdx.x == 0) {
@@ -169,6 +169,12 @@ class Streamed : private StreamBase<Shape> {
       col_bar_[j] = sum;
       return 0.0f;
     });
+  }
+  __device__ bool ScalingsKeepDigits() const {
+    bool all = true;
+    for (int i = threadIdx.x; i < task_.rows; i += Shape::kThreadCount) all = all && KeepsDigits(u_[i]);
+    for (int j = threadIdx.x; j < task_.cols; j += Shape::kThreadCount) all = all && KeepsDigits(v_[j]);
+    return __syncthreads_and(all);
   }
   __device__ void StoreSum(bool of_rows, int k, float x) const {
     const Output& output = of_rows != task_.transposed ? task_.row_sums : task_.column_sums;

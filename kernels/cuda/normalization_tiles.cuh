@@ -140,7 +140,15 @@ __global__ void __launch_bounds__(kThreads, kTilesBlocks<Shape, kBackward>)
       col_marginal[k] = terms.col.marginal[k] * unscale;
     }
     float row_error = ErrorL1<Shape>(s, row_marginal), last_col_error = ErrorL1<Shape>(q, col_marginal);
-    const bool good = safe && row_error + last_col_error < FLT_MAX;
+    bool good = safe && row_error + last_col_error < FLT_MAX;
+    if (task.guard != Guard::kNone) {
+      bool all = true;
+#pragma unroll
+      for (int r = 0; r < R; ++r) all = all && (place.Row(r) >= task.rows || KeepsDigits(u[r]));
+#pragma unroll
+      for (int c = 0; c < C; ++c) all = all && (place.Col(c) >= task.cols || KeepsDigits(v[c]));
+      good = OverMatrix<Shape, Min>(all ? 1.0f : 0.0f) > 0 && good;
+    }
     if (stopped != 0) {
       row_error = stopped_row_error;
       last_col_error = stopped_col_error;

@@ -143,6 +143,31 @@ TEST_P(BackwardTest, UnrolledGuardsThatAct) {
   }
 }
 
+// Guards that drive the scalings of long sides apart, iteration by iteration, until float32 has no room for them: a
+// little before it loses their digits. The plan as well.
+TEST_P(BackwardTest, UnrolledGuardsThatDriveScalingsApart) {
+  const int64_t shapes[][2] = {{60, 1}, {100, 2}, {1, 166}};
+  for (const auto& [n, m] : shapes) {
+    for (Guard guard : {Guard::kAdd, Guard::kMax}) {
+      for (double value : {0.3, 1.0}) {
+        Recipe recipe;
+        recipe.guard = guard;
+        recipe.guard_value = value;
+        for (Order order : {Order::kRowColumn, Order::kColumnRow}) {
+          recipe.order = order;
+          for (int iterations : {17, 20, 24, 28, 33}) {
+            const Case c = Batch(1, n, m, {"guard", recipe}, iterations, 0.3, BackwardMode::kUnrolled, 69);
+            SCOPED_TRACE(
+                absl::StrCat("guard ", static_cast<int>(guard), " ", value, " order ", static_cast<int>(order)));
+            CheckAgainstUnrolled(c, "STRICT unrolled, scalings apart");
+            CheckPlan(c);
+          }
+        }
+      }
+    }
+  }
+}
+
 // 4 x 4 with an entry, a row or a column far from the others: kernels choose their arithmetic by such ranges, for each
 // member on its own. The plan as well.
 TEST_P(BackwardTest, UnrolledRangesOfFours) {
