@@ -274,7 +274,8 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
     for (int k = threadIdx.x; k < RowBlocks(job, 0, 0); k += kThreads) {
       bound += member.At<double>(job.at.bound_partial)[k];
     }
-    bound = BlockSum(bound, scratch);
+    const EngineState& state = *member.state(0);
+    bound = BlockSum(bound, scratch) + state.cost_rounding * fmax(state.total_mass[0], state.total_mass[1]);
   }
   if (threadIdx.x != 0) return;
   if (job.looped) member.state(0)->stored = 1;

@@ -158,10 +158,12 @@ __device__ inline void BoundRow(const Member& member, int side, int step, int i,
                                 BlockStats* stats) {
   const Job& job = member.job;
   double* log_weight = member.At<double>(job.at.bound_log_weight[side]);
-  const double mass = member.mass(side)[i];
-  const double sum = mass > 0 ? exp2(fma(member.At<double>(job.at.bound_psi[side])[i], scale, log_weight[i]) + lse) : 0;
-  if (step < 2 && sum > mass) log_weight[i] += log2(mass / sum);
+  const double mass = member.mass(side)[i], log_mass = member.log_mass(side)[i];
+  // As logarithms: annealing may have been cut short where sums are more than a double holds.
+  const double log_sum = fma(member.At<double>(job.at.bound_psi[side])[i], scale, log_weight[i]) + lse;
+  if (step < 2 && mass > 0 && log_sum > log_mass) log_weight[i] += log_mass - log_sum;
   if (step == 0) return;
+  const double sum = mass > 0 ? exp2(log_sum) : 0;
   const double lack = fmax(0.0, step == 1 ? mass - fmin(sum, mass) : mass - sum);
   member.At<double>(job.at.bound_lack[side])[i] = lack;
   stats->error = lack;
