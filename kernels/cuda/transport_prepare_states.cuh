@@ -30,10 +30,11 @@ __host__ __device__ inline int PointStats(const Job& job, int side) {
   return static_cast<int>(CeilDiv(job.size[side], kStatsPoints));
 }
 // Points of step 3: with padding, as far as kernels read halves. `on_chip`: of jobs that are solved there, which read
-// whole tiles; all others, whole blocks of rows.
+// whole tiles; all others, and sweeps behind the solve, whole blocks of rows.
 __host__ __device__ inline int WrittenPoints(const Job& job, int side, bool on_chip) {
   if (!job.halves) return job.size[side];
-  const int rows = on_chip && !HasWideGradient(job) ? kCloudTile : kCloudRows;
+  const bool sweeps = HasWideGradient(job) || job.in.hessian.count > 0;
+  const int rows = on_chip && !sweeps ? kCloudTile : kCloudRows;
   return (job.size[side] + rows - 1) / rows * rows;
 }
 // Blocks of step 3, of so many points each: behind those that have points, those of padding alone.
