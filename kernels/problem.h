@@ -180,10 +180,9 @@ struct Outputs {
   HessianConvergence* hessian_convergence = nullptr;  // [count]; optional
 };
 
-// Whether some output is made of the plan's entries, in float32. Annealing may be cut short at potentials that no plan
-// goes with: what there is of one must do.
+// Whether some output is made of the plan's entries, in float32.
 constexpr bool MakesFloatEntries(const SolverOptions& solver, const Outputs& out) {
-  if (solver.precision == Precision::kDouble || solver.epsilon_decay != 0) return false;
+  if (solver.precision == Precision::kDouble) return false;
   for (const OutputView* view :
        {&out.plan, &out.gradient_x, &out.gradient_y, &out.gradient_cost, &out.plan_v, &out.plan_transpose_u,
         &out.projection_x, &out.projection_y, &out.hessian_x, &out.hessian_y}) {
@@ -193,7 +192,8 @@ constexpr bool MakesFloatEntries(const SolverOptions& solver, const Outputs& out
 }
 
 // Whether float32 may make entries of a plan that is so far from its marginals: on average up to 2^40 a_i b_j. Beyond,
-// some may be more than it holds, or rounding alone.
+// some may be more than it holds, or rounding alone. Annealing may be cut short at potentials that no plan goes with:
+// what there is of one must do then.
 constexpr bool HoldsEntries(double marginal_error, double mass_a, double mass_b) {
   return marginal_error <= 0x1p40 * mass_a * mass_b;  // NaN: no.
 }

@@ -40,8 +40,8 @@ void TypedMember<TE, T>::StartEngine() {
 
 template <typename TE, typename T>
 bool TypedMember<TE, T>::ExceedsFloat() const {
-  if (!MakesFloatEntries(problem_.solver, out())) return false;
   const TransportAnswer& answer = engine().answer();
+  if (answer.cut_short || !MakesFloatEntries(problem_.solver, out())) return false;
   const double error = std::max(answer.convergence.marginal_error_a, answer.convergence.marginal_error_b);
   return !HoldsEntries(error, answer.side[0].total_mass, answer.side[1].total_mass);
 }

@@ -85,6 +85,7 @@ __device__ inline void StartIteration(const Job& job, int engine, EngineState* s
 __device__ inline void Stop(const Job& job, EngineState* s, StopReason reason) {
   s->stopped = 1;
   s->reason = static_cast<int>(reason);
+  s->cut_short = s->epsilon != job.solver.epsilon;
   s->epsilon = job.solver.epsilon;  // The answer is for the epsilon that was asked for.
 }
 

@@ -322,7 +322,8 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
       if (e == 0) of_member.crossing = of_member.looping;
       of_member.modes |= 1 << s.mode | 1 << ModeAt(s, job.solver.epsilon);
       const double error = fmax(s.error[0], s.error[1]);
-      const bool holds = s.finite && (!limited || HoldsEntries(error, s.total_mass[0], s.total_mass[1]));
+      const bool exempt = !limited || s.cut_short;
+      const bool holds = s.finite && (exempt || HoldsEntries(error, s.total_mass[0], s.total_mass[1]));
       if (s.stopped && !holds && of_member.diverged < 0) {
         of_member.diverged = m, of_member.diverged_iterations = s.iterations;
       }

@@ -126,9 +126,11 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
       m_.mass[j] = static_cast<float>(columns[k].mass);
       m_.log_mass[j] = static_cast<float>(columns[k].log_mass);
     }
+    const bool voids = __syncthreads_or(row.there && row.mass == 0);
     if (threadIdx.x == 0) {
       m_.state[0] = *state();
       m_.discard = m_.unsafe = 0;
+      m_.voids = voids ? 1 : 0;
       m_.epsilon = job_.solver.epsilon;
       m_.scale = kLog2E / m_.epsilon;
       for (int side = 0; side < 2; ++side) {

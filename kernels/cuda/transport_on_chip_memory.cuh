@@ -100,6 +100,7 @@ struct OnChipMemory {
   double reference;
   float factor;  // From entries to exponents, before frames are added.
   float said;    // By this block's threads: AnyInCluster.
+  float voids;   // Whether this block has rows without mass.
   double scale, epsilon, rho[2], damping[2];
   int64_t index;  // Of the member.
   int engine;

@@ -117,6 +117,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using Base::first_row;
   using Base::FreezePotentials;
   using Base::HasUnsure;
+  using Base::HasVoidRows;
   using Base::heard_error_;
   using Base::InitPoints;
   using Base::IsOwner;
@@ -277,10 +278,13 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       column_sum = Gather<false>();
     }
     if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum;
-    // Balanced alternating updates have just made columns' sums 1; then rows' are no larger than masses allow.
-    if (!kPlain && (m_.symmetric || !isinf(m_.rho[0]) || !isinf(m_.rho[1]))) {
-      const bool column_there = IsOwner() && OwnedColumn() < size(1);
-      const bool unsafe = AnyInCluster((IsRow(RowOf()) && !IsUsable(sum)) || (column_there && !IsUsable(column_sum)));
+    // Balanced alternating updates have just made columns' sums 1; then rows' are no larger than masses allow: those of
+    // rows that have one.
+    const bool balanced = kPlain || (!m_.symmetric && isinf(m_.rho[0]) && isinf(m_.rho[1]));
+    if (!balanced || (job_.in.a.data != nullptr && HasVoidRows())) {
+      const bool row_counts = mass >= 0 && (!balanced || mass == 0);
+      const bool column_counts = !balanced && IsOwner() && OwnedColumn() < size(1);
+      const bool unsafe = AnyInCluster((row_counts && !IsUsable(sum)) || (column_counts && !IsUsable(column_sum)));
       if (threadIdx.x == 0) m_.unsafe = unsafe;
       __syncthreads();
     }
@@ -416,8 +420,12 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
         const double sum = side == 0 ? m_.rows.weight[parity ^ 1][k] : m_.weight[parity ^ 1][owned];
         const double sign = side == 0 ? 1 : -1;
         const int measure = MeasureOf(engine(), side);
-        const MeasuredPoint point = {phi, side == 0 ? m_.rows.shift[k] : m_.shift[owned], member().mass(measure)[i],
-                                     member().log_mass(measure)[i], sign * m_.phi[0]};
+        const MeasuredPoint point = {phi,
+                                     side == 0 ? m_.rows.shift[k] : m_.shift[owned],
+                                     member().mass(measure)[i],
+                                     member().log_mass(measure)[i],
+                                     sign * m_.phi[0],
+                                     m_.state[parity].cut_short != 0};
         const double low = side == 0 ? m_.rows.scaling[parity ^ 1][k] : m_.scaling[parity ^ 1][owned];
         const double lse = m_.unsafe ? sum + low : log2(sum) - (frame - sign * m_.reference * scale());
         member().ratio(engine(), side)[i] = MeasurePoint(point, m_.rho[side], lse, scale(), &stats);

@@ -204,6 +204,11 @@ class OnChipSums {
     SyncCluster();  // No block has left before all have heard.
     return any;
   }
+  // Whether any row of the problem has no mass.
+  __device__ bool HasVoidRows() const {
+    if constexpr (!S::kCluster) return m_.voids != 0;
+    return __any_sync(0xffffffffu, lane_ < m_.ranks && LoadRemote(&m_.voids, lane_) != 0);
+  }
   // What column Owned() has now to all blocks' `to`, an array of all columns. Afterwards it is there.
   template <typename T>
   __device__ void Spread(T value, T* to) {

@@ -127,13 +127,15 @@ __device__ inline void IterateRow(const Member& member, const RowBlock& b, int s
 struct MeasuredPoint {
   double phi, shift, mass, log_mass;
   double reference;  // The first phi of the columns, with the sign that makes phi a difference from it.
+  bool cut_short;    // As EngineState's.
 };
 // What `lse`, its row's, says of it; then its ratio.
 __device__ inline double MeasurePoint(const MeasuredPoint& point, double rho, double lse, double scale,
                                       BlockStats* stats) {
   const double f = point.phi + point.shift, mass = point.mass;
-  const double ratio = exp2(fmin(fma(point.phi, scale, lse), 1000.0));  // Saturates: annealing may have been cut short.
-  stats->finite = isfinite(f) ? 1 : 0;
+  const double exponent = fma(point.phi, scale, lse);
+  const double ratio = exp2(point.cut_short ? fmin(exponent, 1000.0) : exponent);
+  stats->finite = isfinite(f) && isfinite(ratio) ? 1 : 0;
   if (!(mass > 0)) return ratio;
   stats->error = mass * fabs(ratio - TargetRatio(f, rho));
   stats->dual = mass * (isinf(rho) ? f : -rho * expm1(-f / rho));
@@ -145,11 +147,12 @@ __device__ inline double MeasurePoint(const MeasuredPoint& point, double rho, do
 }
 __device__ inline void MeasureRow(const Member& member, const RowBlock& b, int side, int i, double lse, double scale,
                                   BlockStats* stats) {
-  const int measure = MeasureOf(b.engine, side), parity = member.state(b.engine)->parity;
+  const EngineState& state = *member.state(b.engine);
+  const int measure = MeasureOf(b.engine, side), parity = state.parity;
   const double reference = member.phi(b.engine, parity, 1)[0];
-  const MeasuredPoint point = {member.phi(b.engine, parity, side)[i], member.Shift(b.engine, side, i),
-                               member.mass(measure)[i], member.log_mass(measure)[i],
-                               side == 0 ? reference : -reference};
+  const MeasuredPoint point = {
+      member.phi(b.engine, parity, side)[i], member.Shift(b.engine, side, i),    member.mass(measure)[i],
+      member.log_mass(measure)[i],           side == 0 ? reference : -reference, state.cut_short != 0};
   member.ratio(b.engine, side)[i] = MeasurePoint(point, RhoOf(member.job, b.engine, side), lse, scale, stats);
 }
 

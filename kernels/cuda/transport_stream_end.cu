@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
       member.At<float>(job.at.stream_terms[engine])[j] = frame.ColumnTerm(phi, base, log_mass);
     } else {
       const double reference_phi = member.phi(engine, row.parity, 1)[0], rho = RhoOf(job, engine, 1);
-      MeasuredPoint point = {row.phi, row.shift, row.mass, log_mass, -reference_phi};
+      MeasuredPoint point = {row.phi, row.shift, row.mass, log_mass, -reference_phi, state->cut_short != 0};
       if (waits) {
         point.phi = HalfStep(row.phi, lse, scale, row.shift, row.epsilon, rho, 1);
         // All others may still read what the first column had.

@@ -135,8 +135,8 @@ __device__ inline double BlockLogSum(int count, double* scratch, Exponent expone
 // column's potential, with the sign that makes phi a difference from it.
 __device__ inline BlockStats MeasurePlain(const Member& member, int side, int i, double phi, double reference,
                                           double lse, double scale) {
-  const MeasuredPoint point = {phi, member.Shift(0, side, i), member.mass(side)[i], member.log_mass(side)[i],
-                               reference};
+  const MeasuredPoint point = {
+      phi, member.Shift(0, side, i), member.mass(side)[i], member.log_mass(side)[i], reference, false};
   BlockStats stats = NoStats();
   member.ratio(0, side)[i] = MeasurePoint(point, INFINITY, lse, scale, &stats);
   return stats;

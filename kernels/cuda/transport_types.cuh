@@ -178,7 +178,8 @@ struct EngineState {
   int32_t extrapolate;  // These columns are to be.
   int32_t reason;       // StopReason
   int32_t mode;         // Mode at epsilon.
-  int32_t converged;
+  int16_t converged;
+  int16_t cut_short;  // Annealing was: perhaps no plan goes with the potentials.
   int8_t finite;
   int8_t fallen;     // Its sums have left the range of launches of many iterations: half steps go on, after all others.
   int8_t stored;     // Of looped jobs: all that was asked for is.

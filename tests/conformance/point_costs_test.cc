@@ -214,6 +214,32 @@ TEST_P(PointCostsTest, EntriesBeyondFloat) {
   CheckIterates(backend(), c);
 }
 
+// Points without mass beside lonely ones, after one iteration: their sums may be more than float32 holds, which the
+// masses' gradients tell, or more than float64 does.
+TEST_P(PointCostsTest, FullRowsWithoutMass) {
+  for (const auto& [n, m] : {std::pair<int64_t, int64_t>{9, 12}, {70, 50}, {200, 260}, {500, 400}, {1100, 1030}}) {
+    for (double squared_distance : {100.0, 200.0, 1000.0}) {
+      Transport problem = Clouds(PointCost::kSquaredEuclidean, n, m, 3, 1, 77);
+      problem.a = Random(78).Masses(n);
+      problem.a[0] += problem.a[n - 1];
+      problem.a[n - 1] = 0;
+      problem.y[3 * (m - 1)] = std::sqrt(squared_distance);
+      for (int k = 0; k < 3; ++k) problem.x[3 * (n - 1) + k] = problem.y[3 * (m - 1) + k];
+      Case c = CaseOf(problem, absl::StrCat(n, " x ", m, ", ", squared_distance));
+      c.wanted = kPotentials | kSums | kGradientMasses;
+      c.solver().max_iterations = 1;
+      for (Precision precision : {Precision::kStrict, Precision::kDouble}) {
+        c.solver().precision = precision;
+        if (squared_distance < 700) {  // A row's sum is its exponential, nearly.
+          CheckIterates(backend(), c);
+        } else {
+          EXPECT_EQ(SolveTogether(backend(), {&c})[0].status.code(), absl::StatusCode::kFailedPrecondition) << c.name;
+        }
+      }
+    }
+  }
+}
+
 // Distances near zero, where a product would leave nothing of them; coincident points pull nowhere.
 TEST_P(PointCostsTest, NearAndCoincidentPoints) {
   Transport problem = Clouds(PointCost::kEuclidean, 40, 40, 3, 1e-3, 80);
