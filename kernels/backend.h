@@ -43,8 +43,8 @@ class Solve {
   virtual Convergence progress() const = 0;
   // Asks that iterating ends: the iterate reached by then, after one iteration at least, is the answer, with outputs
   // and certificate like any other, at one of the next slices: as if that had been its max_iterations, but for
-  // StopReason::kTimeBudget. Not while it is advanced. A Solve that has stopped by itself does not mind. Only where
-  // Backend::can_finish_soon.
+  // StopReason::kTimeBudget and, where those choose the kernel, for rounding. Not while it is advanced. A Solve that
+  // has stopped by itself does not mind. Only where Backend::can_finish_soon.
   virtual void FinishSoon() {}
   // The kernel family that solves it, a string literal, from the start; "" if the backend does not tell.
   virtual const char* family() const { return ""; }

@@ -150,7 +150,7 @@ double Excess(const Case& c, const Transport& problem, const oracle::Potentials&
   if (!std::isfinite(largest)) return std::numeric_limits<double>::infinity();
   constexpr uint32_t kOfEntries =
       kPlan | kValueLinear | kPrimalBound | kGradientPoints | kGradientCost | kProjections | kProducts;
-  const bool limited = c.solver().precision != Precision::kDouble && c.solver().epsilon_decay == 0;
+  const bool limited = c.solver().precision != Precision::kDouble;
   if (!limited || (c.wanted & kOfEntries) == 0) return -std::numeric_limits<double>::infinity();
   const double error = std::max(MarginalErrorA(problem, at), MarginalErrorB(problem, at));
   return std::log2(error / (oracle::Sum(problem.a) * oracle::Sum(problem.b))) - 40;
@@ -171,6 +171,41 @@ TEST_P(RandomTest, TransportIterates) {
       EXPECT_EQ(SolveTogether(backend(), {&c})[0].status.code(), absl::StatusCode::kFailedPrecondition) << c.name;
     } else if (excess + doubt < 0 || SolveTogether(backend(), {&c})[0].status.ok()) {
       CheckIterates(backend(), c);
+    }
+  }
+}
+
+// Far from the solution and at it, whatever rounding or annealing does: bounds that a client may rely on.
+TEST_P(RandomTest, BoundsBracketTheOptimum) {
+  // Those found bounds that were none: FAST's above the optimum; annealing's, cut short, no number.
+  for (int seed : Seeds({71035, 3008138}, 4)) {
+    Case c = AnyTransport(seed);
+    AnyPointCost(seed, &c);
+    Random random(seed + (uint64_t{1} << 43));
+    c.solver().precision = static_cast<Precision>(random.Integer(0, 2));
+    c.solver().max_iterations = std::lround(LogUniform(&random, 1, 400));  // Annealing may be cut short.
+    if (random.Chance(0.5)) c.solver().tolerance = LogUniform(&random, 1e-7, 1e-1);
+    const Transport problem = MemberTransport(c);
+    const bool balanced = std::isinf(problem.solver.rho_a) && std::isinf(problem.solver.rho_b);
+    c.wanted &= balanced ? ~0u : ~uint32_t{kPrimalBound};
+    absl::StrAppend(&c.name, ", now ", c.solver().max_iterations, ", precision ",
+                    static_cast<int>(c.solver().precision), ", to ", c.solver().tolerance);
+    SayNext(c);
+    const Answer answer = SolveTogether(backend(), {&c})[0];
+    if (!answer.status.ok()) continue;
+    // What the oracle has not reached is between its bounds; where it has none above, its error tells how far it is.
+    double error = 0;
+    const oracle::Potentials at = Converge(problem, &error);
+    const double low = Value(problem, at), scale = oracle::MaxAbs(at.f) + oracle::MaxAbs(at.g);
+    const bool relaxed = !std::isinf(problem.solver.rho_a) && !std::isinf(problem.solver.rho_b);
+    const double high = balanced  ? PrimalBound(problem, at)
+                        : relaxed ? PrimalValue(problem, Plan(problem, at))
+                                  : low + error * scale;
+    const double rounding = 1e-13 * (std::abs(low) + scale * std::max(oracle::Sum(problem.a), oracle::Sum(problem.b)));
+    if (std::isnan(high)) continue;  // It has come nowhere.
+    EXPECT_LE(answer.dual_bound[0], high + rounding) << c.name;
+    if (!answer.primal_bound.empty()) {
+      EXPECT_GE(answer.primal_bound[0], low - rounding) << c.name;
     }
   }
 }
@@ -239,7 +274,66 @@ TEST_P(RandomTest, HessianVectorProducts) {
   EXPECT_GE(converged, seeds.size() * 9 / 10);
 }
 
-// In all precisions, until a tolerance is met, less the self-terms, with directions.
+// More members, that share some tensors and have others of their own, larger and smaller.
+void AnyCount(Random* random, Case* c) {
+  if (c->problem.n * c->problem.m > 1 << 16 || random->Chance(0.7)) return;
+  c->problem.count = random->Integer(2, 4);
+  absl::StrAppend(&c->name, ", count ", c->problem.count);
+  for (Tensor Case::*input : {&Case::cost, &Case::x, &Case::y, &Case::a, &Case::b, &Case::initial_f, &Case::initial_g,
+                              &Case::v, &Case::u, &Case::direction_x, &Case::direction_y}) {
+    Tensor& tensor = c->*input;
+    if (!tensor.present()) continue;
+    const Vector of_one = tensor.values();
+    if (random->Chance(0.4)) {
+      tensor = Tensor::Shared(of_one, tensor.dtype());
+      continue;
+    }
+    const bool masses = input == &Case::a || input == &Case::b;  // Totals stay: others have them in another order.
+    Vector of_all;
+    for (int64_t k = 0; k < c->problem.count; ++k) {
+      const double factor = masses || random->Chance(0.5) ? 1 : random->Uniform(0.1, 2);
+      for (size_t i = 0; i < of_one.size(); ++i) {
+        of_all.push_back(of_one[masses ? (i + k) % of_one.size() : i] * factor);
+      }
+    }
+    tensor = Tensor::Of(of_all, tensor.dtype());
+  }
+}
+
+// The larger entries of the plan, all of which have room or not.
+void AnySparsePlan(Random* random, Case* c) {
+  if (random->Chance(0.8)) return;
+  SparseOutput& sparse = c->problem.outputs.sparse_plan;
+  sparse.threshold = random->Chance(0.2) ? 0 : LogUniform(random, 1e-6, 0.5);
+  sparse.max_entries = random->Integer(1, c->problem.n * c->problem.m);
+  absl::StrAppend(&c->name, ", entries from ", sparse.threshold, " on, ", sparse.max_entries);
+}
+
+// As float64, of which none becomes infinite.
+void Scale(double factor, Tensor* tensor, bool first_alone = false) {
+  if (!tensor->present()) return;
+  Vector values = tensor->values();
+  for (size_t k = 0; k < (first_alone ? 1 : values.size()); ++k) values[k] *= factor;
+  *tensor = tensor->shared() ? Tensor::Shared(values, DType::kFloat64) : Tensor::Of(values, DType::kFloat64);
+}
+
+// Numbers that no one means: what becomes of them is told, or as they say, and costs nobody else anything.
+void AnyExtremes(Random* random, Case* c) {
+  if (random->Chance(0.75)) return;
+  const auto factor = [&] { return random->Chance(0.5) ? 1 : std::pow(10, random->Uniform(-30, 30)); };
+  const double points = factor(), masses = factor(), costs = factor();
+  for (Tensor* tensor : {&c->x, &c->y}) Scale(points, tensor);
+  for (Tensor* tensor : {&c->a, &c->b}) Scale(masses, tensor);
+  Scale(costs, &c->cost);
+  for (Tensor* tensor : {&c->x, &c->cost, &c->initial_g, &c->direction_x}) Scale(factor(), tensor, true);
+  c->solver().epsilon *= factor();
+  c->solver().epsilon_start = 0;
+  c->solver().rho_a *= factor();
+  absl::StrAppend(&c->name, ", extreme: points ", points, ", masses ", masses, ", costs ", costs, ", epsilon ",
+                  c->solver().epsilon, ", rho ", c->solver().rho_a);
+}
+
+// In all precisions, until a tolerance is met, less the self-terms, with directions, some entries; in batches.
 void AnySolver(uint64_t seed, Case* c) {
   Random random(seed + (uint64_t{1} << 41));
   if (random.Chance(0.4)) c->solver().precision = Precision::kFast;
@@ -257,6 +351,9 @@ void AnySolver(uint64_t seed, Case* c) {
       random.Chance(0.3)) {
     AnyDirections(&random, c);
   }
+  AnySparsePlan(&random, c);
+  AnyCount(&random, c);
+  AnyExtremes(&random, c);
 }
 
 // Problems of each dozen of rounds' seeds, alone and together.
@@ -285,6 +382,38 @@ TEST_P(RandomTest, CompanyChangesNoBits) {
     AnySolver(seed, &c);
     return c;
   });
+}
+
+// Whoever is cut short has what was reached, as if no more had been asked for. Where iterations choose the kernel, as
+// well as FAST and STRICT tell.
+TEST_P(RandomTest, FinishesSoon) {
+  for (int seed : Seeds({}, 10)) {
+    Case c = AnyTransport(seed);
+    AnyPointCost(seed, &c);
+    AnySolver(seed, &c);
+    if (c.problem.count > 1 || c.solver().debias) continue;  // Not all of it reaches the same iteration.
+    Random random(seed + (uint64_t{1} << 44));
+    c.solver().max_iterations = std::lround(LogUniform(&random, 1, 5000));
+    c.wanted |= kPotentials;
+    const int slices = random.Integer(1, 4);
+    absl::StrAppend(&c.name, ", of ", c.solver().max_iterations, ", after ", slices);
+    SayNext(c);
+    int taken = 0;
+    const Answer cut = SolveTogether(backend(), {&c}, 1e-5, [&](Solve* solve) {
+      if (++taken >= slices && !solve->done()) solve->FinishSoon();
+    })[0];
+    if (!cut.status.ok()) continue;
+    if (cut.convergence[0].stop_reason != StopReason::kTimeBudget) continue;
+    c.solver().max_iterations = cut.convergence[0].iterations;
+    Answer whole = SolveTogether(backend(), {&c})[0];
+    for (Convergence& member : whole.convergence) member.stop_reason = StopReason::kTimeBudget;
+    if (DifferenceInBits(cut, whole).empty()) continue;
+    EXPECT_EQ(backend()->device().backend, "cuda") << c.name;
+    const bool fast = c.solver().precision == Precision::kFast;
+    const double tolerance = PotentialTolerance(c, {whole.f.values(), whole.g.values()});
+    EXPECT_LE(Distance(cut, whole), fast ? 0.1 * c.solver().epsilon : 2 * tolerance)
+        << c.name << ", reached " << cut.convergence[0].iterations;
+  }
 }
 
 // ---- Normalisation --------------------------------------------------------------------------
@@ -357,6 +486,13 @@ void AnyBackward(uint64_t seed, Case* c) {
   c->problem.normalization.backward = static_cast<BackwardMode>(random.Integer(exact ? 1 : 0, 3));
   if (random.Chance(0.3)) c->cotangent = Tensor();
   if (exact || random.Chance(0.3)) c->solver().tolerance = LogUniform(&random, 1e-6, 1e-2);
+  if (random.Chance(0.2)) {
+    const double factor = std::pow(10, random.Uniform(-30, 30));
+    absl::StrAppend(&c->name, ", extreme: logits ", factor);
+    for (Tensor* tensor : {&c->logits, &c->cotangent, &c->row_marginals}) {
+      if (tensor->present() && random.Chance(0.6)) Scale(factor, tensor);
+    }
+  }
   absl::StrAppend(&c->name, ", count ", c->problem.count, exact ? ", exact" : "", ", backward ",
                   c->cotangent.present() ? static_cast<int>(c->problem.normalization.backward) : -1, ", to ",
                   c->solver().tolerance);
