@@ -1,7 +1,8 @@
 // The normalisation families: which kernel solves a problem, its workspace, and the course of its launches.
 //
 // Most problems take one launch. Members whose range of values the registers kernel cannot hold are told apart by it in
-// `redo` and solved by the general kernel in the next slice; which they are depends on their own logits alone.
+// `redo` and solved by the general kernel in the next slice; which they are depends on their own logits alone. That
+// kernel goes on in the next launch when its slice is over: thousands of iterations, or those of EXACT, take seconds.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -57,17 +58,19 @@ class NormalizationResident final : public Resident {
 
   void Collect() {
     if (done_ || tallies == nullptr) return;
-    bool redo = false;
+    bool redo = false, left = false;
     for (int32_t b = 0; b < tally_count; ++b) {
       Add(tallies[b]);
       redo |= (tallies[b].flags & Tally::kRedo) != 0;
+      left |= (tallies[b].flags & Tally::kLeft) != 0;
     }
     tallies = nullptr;
     if (!general()) {
       redoing = redo;
       done_ = !redo;
     } else {
-      next = task.last;
+      task.resumes = left;
+      if (!left) next = task.last;
       done_ = next == task.count;
     }
     if (done_ && !finite_) {
@@ -156,7 +159,8 @@ bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, L
     const double rounds = std::clamp(seconds / GeneralSeconds(task), 1.0, 1e6);
     const int64_t members = resident->redoing ? task.count : static_cast<int64_t>(rounds) * shape.general_blocks;
     task.first = resident->next;
-    task.last = std::min(task.count, task.first + members);
+    if (!task.resumes) task.last = std::min(task.count, task.first + members);
+    task.budget_ns = static_cast<int64_t>(seconds * 1e9);
     task.blocks = shape.general_blocks;
     task.slot_bytes = shape.slot_bytes;
     task.workspace = slots;

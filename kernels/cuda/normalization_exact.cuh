@@ -112,7 +112,8 @@ __device__ inline void NewtonStep(Member* m, const double* missing, double* newt
   block.ForEach(task.cols, [&](int64_t j) { newton[j] = scale * x[j]; });
 }
 
-__device__ inline void SolveExactly(Member* m) {
+// False: it has left.
+__device__ inline bool SolveExactly(Member* m) {
   const Task& task = m->task;
   Block& block = m->block;
   double *gamma = m->V(0), *trial = m->V(1), *target = m->Col(2), *sweep = m->Col(3), *newton = m->Col(4),
@@ -120,14 +121,19 @@ __device__ inline void SolveExactly(Member* m) {
   // The column marginals, of the rows' total to the last bit: given totals may differ by 1e-5, rounded ones do.
   const double row_total = block.SumOf(task.rows, [&](int64_t i) { return m->Row(kMarginal)[i]; });
   const double col_total = block.SumOf(task.cols, [&](int64_t j) { return m->Col(kMarginal)[j]; });
-  block.ForEach(task.cols, [&](int64_t j) {
-    target[j] = m->Col(kMarginal)[j] * (row_total / col_total);
-    gamma[j] = trial[j] = newton[j] = 0;
-  });
   const double goal = fmax(task.tolerance, row_total * kRounding);
   double error = DBL_MAX, scale = 1;
   bool is_newton = false, stopped = false;
   int tries = 0, t = 1;
+  const Progress from = *m->progress;
+  if (from.started) {
+    error = from.error, scale = from.scale, is_newton = from.is_newton, tries = from.tries, t = from.t;
+  } else {
+    block.ForEach(task.cols, [&](int64_t j) {
+      target[j] = m->Col(kMarginal)[j] * (row_total / col_total);
+      gamma[j] = trial[j] = newton[j] = 0;
+    });
+  }
   for (;; ++t) {
     Evaluate(m, trial);
     const double now = block.SumOf(task.cols, [&](int64_t j) { return fabs(target[j] - m->Col(kSum)[j]); });
@@ -149,6 +155,9 @@ __device__ inline void SolveExactly(Member* m) {
     const bool sweeps = (tries == 0 && t < kSweeps) || tries >= 2;
     block.ForEach(task.cols, [&](int64_t j) { trial[j] = gamma[j] + (sweeps ? sweep[j] : scale * newton[j]); });
     is_newton = !sweeps;
+    if (!m->MustLeave()) continue;
+    if (block.thread == 0) *m->progress = {from.member, true, is_newton, t + 1, tries, error, scale};
+    return false;
   }
 
   Evaluate(m, gamma);
@@ -164,6 +173,7 @@ __device__ inline void SolveExactly(Member* m) {
   result->reason = !stopped                                         ? StopReason::kMaxIterations
                    : task.tolerance > 0 && larger <= task.tolerance ? StopReason::kTolerance
                                                                     : StopReason::kPrecision;
+  return true;
 }
 
 }  // namespace normalization

@@ -7,26 +7,25 @@ namespace cuda {
 namespace normalization {
 namespace {
 
-__device__ void SolveMember(const Task& task, Block& block, const GeneralMemory& memory, int64_t index, Tally* tally) {
-  Member member{task, Io(task, index), memory, block, General()};
-  LoadMarginals(&member);
+// False: it has left, and *progress says where. `progress`: in shared memory.
+__device__ bool SolveMember(const Task& task, Block& block, const GeneralMemory& memory, int64_t index,
+                            unsigned long long left_at, Progress* progress, Tally* tally) {
+  Member member{task, Io(task, index), memory, block, progress, left_at, General()};
+  if (!progress->started) LoadMarginals(&member);
   if (!task.forward) {
     TakeGivenPlan(&member);
   } else {
-    StartMatrix(&member);
-    if (task.exact) {
-      SolveExactly(&member);
-    } else {
-      Iterate(&member);
-      FinishForward(&member);
-    }
+    if (!progress->started) StartMatrix(&member);
+    if (!(task.exact ? SolveExactly(&member) : Iterate(&member))) return false;
+    if (!task.exact) FinishForward(&member);
   }
   if (task.unrolled) ReverseSteps(&member);
   if (task.implicit) ReverseImplicit(&member);
   if (task.unrolled || task.implicit) FinishGradient(&member);
-  __syncthreads();  // The slot is free.
+  __syncthreads();  // The slot is free, and progress has been read.
 
-  if (block.thread != 0) return;
+  if (block.thread != 0) return true;
+  *progress = {index + 1, false, false, 0, 0, 0, 0};
   const General& result = member.result;
   const double a = task.transposed ? result.col_error : result.row_error;
   const double b = task.transposed ? result.row_error : result.col_error;
@@ -40,29 +39,40 @@ __device__ void SolveMember(const Task& task, Block& block, const GeneralMemory&
                    : result.reason == StopReason::kPrecision   ? Tally::kStoppedByPrecision
                    : result.reason == StopReason::kNotIterated ? Tally::kNotIterated
                                                                : 0u);
+  return true;
 }
 
 __global__ void __launch_bounds__(32 * kBlockWarpsMax) GeneralKernel(const __grid_constant__ LaunchOf launch) {
   __shared__ Task task;
   __shared__ BlockMemory block_memory;
   __shared__ bool wanted[32 * kBlockWarpsMax];
+  __shared__ Progress progress;
   const int index = LoadTask(launch, &task);
+  const unsigned long long left_at = GlobalNanoseconds() + task.budget_ns;
   Block block(&block_memory);
   GeneralMemory memory;
   memory.Carve(task, task.workspace + index * task.slot_bytes);
+  if (block.thread == 0) progress = task.resumes ? *memory.progress : Progress{};
   Tally tally{};
+  bool left = false;
   // As many of the block's members at a time as it has threads: are they wanted?
-  for (int64_t begin = task.first + index; begin < task.last; begin += int64_t{task.blocks} * block.threads) {
+  for (int64_t begin = task.first + index; begin < task.last && !left; begin += int64_t{task.blocks} * block.threads) {
     const int64_t mine = begin + int64_t{block.thread} * task.blocks;
     __syncthreads();  // The flags are free.
-    wanted[block.thread] = mine < task.last && (task.redo == nullptr ||
-                                                (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1));
+    wanted[block.thread] =
+        mine < task.last && mine >= progress.member &&
+        (task.redo == nullptr || (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1));
     __syncthreads();  // The flags are there.
-    for (int k = 0; k < block.threads; ++k) {
-      if (wanted[k]) SolveMember(task, block, memory, begin + int64_t{k} * task.blocks, &tally);
+    for (int k = 0; k < block.threads && !left; ++k) {
+      if (!wanted[k]) continue;
+      left = !SolveMember(task, block, memory, begin + int64_t{k} * task.blocks, left_at, &progress, &tally);
+      __syncthreads();  // Progress is there.
     }
   }
-  if (block.thread == 0) task.tallies[index] = tally;
+  if (block.thread != 0) return;
+  if (left) tally.flags |= Tally::kLeft;
+  *memory.progress = progress;
+  task.tallies[index] = tally;
 }
 
 }  // namespace

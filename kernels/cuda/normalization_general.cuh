@@ -13,8 +13,18 @@ namespace normalization {
 constexpr int kDenseColumns = 128;  // EXACT: Newton steps by elimination up to here, by conjugate gradients beyond.
 constexpr int kVectors = 8;         // Of each side, besides the potentials.
 
+// What a block has come to when it leaves.
+struct Progress {
+  int64_t member;       // Those before it are solved.
+  bool started;         // It has been begun, and is between iterations:
+  bool is_newton;       // EXACT: what the next one evaluates.
+  int32_t t, tries;     // The next iteration's number; EXACT: steps since one was accepted.
+  double error, scale;  // Of the columns, or EXACT's; the step's.
+};
+
 // A slot of the workspace.
 struct GeneralMemory {
+  Progress* progress = nullptr;                     // Between launches.
   double* a = nullptr;                              // [rows, cols] log of the start matrix
   double* plan = nullptr;                           // [rows, cols] P
   double* bar = nullptr;                            // [rows, cols] dL/dP, then as it develops dL/dW
@@ -33,6 +43,8 @@ struct GeneralMemory {
     };
     const int64_t rows = task.rows, cols = task.cols, area = rows * cols;
     const int64_t slots = task.unrolled ? int64_t{task.iterations} + 1 : 2;
+    static_assert(sizeof(Progress) % sizeof(double) == 0, "in doubles");
+    progress = reinterpret_cast<Progress*>(take(true, sizeof(Progress) / sizeof(double)));
     a = take(task.forward, area);
     plan = take(true, area);
     bar = take(task.unrolled || task.implicit, area);

@@ -2,6 +2,7 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_STEPS_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_STEPS_CUH_
 
+#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/normalization_general.cuh"
 
 namespace sinkhorn {
@@ -19,8 +20,12 @@ struct Member {
   const Io io;
   const GeneralMemory memory;
   Block& block;
+  Progress* const progress;          // In shared memory.
+  const unsigned long long left_at;  // Nanoseconds.
   General result;
 
+  // Between iterations, all threads: whether time is up.
+  __device__ bool MustLeave() const { return __syncthreads_or(block.thread == 0 && GlobalNanoseconds() > left_at); }
   __device__ double* Row(int k) const { return memory.row + int64_t{k} * (task.rows + task.cols); }
   __device__ double* Col(int k) const { return memory.col + int64_t{k} * (task.rows + task.cols); }
   __device__ double* U(int t) const { return memory.u + int64_t{task.unrolled ? t : t & 1} * task.rows; }
@@ -122,12 +127,13 @@ __device__ inline void ColumnStep(Member* m, int t) {
 }
 
 // The row sums that iteration t meets are those of the result of t - 1: where both errors are small enough that result
-// stands.
-__device__ inline void Iterate(Member* m) {
+// stands. False: it has left.
+__device__ inline bool Iterate(Member* m) {
   const Task& task = m->task;
-  double col_error = DBL_MAX;
+  const Progress from = *m->progress;
+  double col_error = from.started ? from.error : DBL_MAX;
   m->result.iterations = task.iterations;
-  for (int t = 1; t <= task.iterations; ++t) {
+  for (int t = from.started ? from.t : 1; t <= task.iterations; ++t) {
     RowStep(m, t);
     if (task.tolerance > 0 && t > 1) {
       const double row_error =
@@ -138,12 +144,16 @@ __device__ inline void Iterate(Member* m) {
         m->result.col_error = col_error;
         m->result.converged = true;
         m->result.reason = StopReason::kTolerance;
-        return;
+        return true;
       }
     }
     ColumnStep(m, t);
     if (task.tolerance > 0) col_error = m->block.SumOf(task.cols, [&](int64_t j) { return m->Col(kSum)[j]; });
+    if (t == task.iterations || !m->MustLeave()) continue;
+    if (m->block.thread == 0) *m->progress = {from.member, true, false, t + 1, 0, col_error, 0};
+    return false;
   }
+  return true;
 }
 
 // ---- P, its sums and errors -----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ struct Tally {
     kStoppedByPrecision = 16,
     kRedo = 32,  // Some members' range of values is beyond the kernel: see `redo`.
     kNotIterated = 64,
+    kLeft = 128,  // Others are for launches to come: Task::budget_ns.
   };
   double error_a, error_b;
   int32_t iterations;
@@ -70,6 +71,8 @@ struct Task {
   int64_t redo_members;  // Of a word of `redo`.
   char* workspace;       // [blocks] slots
   int64_t slot_bytes;
+  int64_t budget_ns;  // After which blocks of the general kernel leave the member that they are at, between iterations.
+  bool resumes;       // They go on where they left in the launch before, which was of the same members and blocks.
 };
 
 // A block's part of a launch.

@@ -154,6 +154,31 @@ TEST_P(BatchingTest, SlicesOfAnyLength) {
   ExpectSameBits(order, SolveTogether(backend(), order, 10), expected);
 }
 
+// Whoever takes long leaves room for others, between iterations, and comes to the same.
+TEST_P(BatchingTest, LongNormalizationsYield) {
+  Recipe exact;
+  exact.exact = true;
+  for (const bool is_exact : {false, true}) {
+    Case c = CaseOf(RandomLogits(45, 35, is_exact ? exact : LogRowColumnRecipe(), is_exact ? 30 : 60, 20, 51),
+                    is_exact ? "EXACT" : "LOG_ROW_COLUMN");
+    c.problem.count = 5;
+    c.logits = Tensor::Of(Random(52).Normals(5 * 45 * 35, 20));
+    c.cotangent = Tensor::Of(Random(53).Normals(5 * 45 * 35, 1));
+    c.problem.normalization.backward = is_exact ? BackwardMode::kImplicit : BackwardMode::kUnrolled;
+    c.solver().precision = Precision::kDouble;
+    for (const double tolerance : {0.0, 1e-3}) {
+      c.solver().tolerance = tolerance;
+      SCOPED_TRACE(absl::StrCat(c.name, " to ", tolerance));
+      int slices = 0;
+      const Answer yielding = SolveTogether(backend(), {&c}, 1e-6, [&](Solve*) { ++slices; })[0];
+      EXPECT_EQ(DifferenceInBits(yielding, SolveTogether(backend(), {&c}, 1000)[0]), "");
+      if (backend()->device().backend == "cuda") {
+        EXPECT_GT(slices, 10);
+      }
+    }
+  }
+}
+
 TEST_P(BatchingTest, OneThreadOrTwo) {
   if (!HasThreads(GetParam())) GTEST_SKIP() << "no threads to choose";
   std::vector<Case> cases = Strangers(200, 24, 4);
