@@ -148,19 +148,20 @@ Key KeyOf(const NormalizationResident& resident) {
 }
 
 // The task of the next launch. False: the problem has failed.
-// `sharing`: blocks that the launch has for each that the device can run at a time.
-bool Prepare(NormalizationResident* resident, double seconds, int64_t sharing, LaunchContext* context) {
+// `share`: of the slice. `sharing`: blocks that the launch has for each that the device can run at a time.
+bool Prepare(NormalizationResident* resident, double slice_seconds, double share, int64_t sharing,
+             LaunchContext* context) {
   Task& task = resident->task;
   const Shape& shape = resident->shape;
   char* const plan = resident->workspace + shape.redo_bytes;
   char* const slots = plan + shape.plan_bytes;
   uint32_t* const redo = reinterpret_cast<uint32_t*>(resident->workspace);
   if (resident->general()) {
-    const double rounds = std::clamp(seconds / GeneralSeconds(task), 1.0, 1e6);
+    const double rounds = std::clamp(slice_seconds * share / GeneralSeconds(task), 1.0, 1e6);
     const int64_t members = resident->redoing ? task.count : static_cast<int64_t>(rounds) * shape.general_blocks;
     task.first = resident->next;
     if (!task.resumes) task.last = std::min(task.count, task.first + members);
-    task.budget_ns = static_cast<int64_t>(seconds * 1e9);
+    task.budget_ns = static_cast<int64_t>(slice_seconds * 1e9);  // All blocks are at work at the same time.
     task.blocks = shape.general_blocks;
     task.slot_bytes = shape.slot_bytes;
     task.workspace = slots;
@@ -338,7 +339,7 @@ class NormalizationFamily final : public Family {
       auto* mine = static_cast<NormalizationResident*>(resident);
       const Key key = KeyOf(*mine);
       const int64_t sharing = std::clamp<int64_t>(blocks[key] / wanted, 1, 4);
-      if (Prepare(mine, slice_seconds / residents.size(), sharing, context)) groups[key].push_back(mine);
+      if (Prepare(mine, slice_seconds, 1.0 / residents.size(), sharing, context)) groups[key].push_back(mine);
     }
     // The largest first: the last blocks at work are short ones.
     std::vector<Ready> first, second;

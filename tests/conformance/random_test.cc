@@ -177,7 +177,7 @@ TEST_P(RandomTest, TransportIterates) {
 
 // Far from the solution and at it, whatever rounding or annealing does: bounds that a client may rely on.
 TEST_P(RandomTest, BoundsBracketTheOptimum) {
-  // Those found bounds that were none: FAST's above the optimum; annealing's, cut short, no number.
+  // Those found upper bounds that were none: FAST's, below the optimum; no number, where annealing was cut short.
   for (int seed : Seeds({71035, 3008138}, 4)) {
     Case c = AnyTransport(seed);
     AnyPointCost(seed, &c);
@@ -384,8 +384,8 @@ TEST_P(RandomTest, CompanyChangesNoBits) {
   });
 }
 
-// Whoever is cut short has what was reached, as if no more had been asked for. Where iterations choose the kernel, as
-// well as FAST and STRICT tell.
+// Whoever is cut short has what was reached, as if no more had been asked for: to the bit or, where iterations choose
+// the kernel, as near as the precision is.
 TEST_P(RandomTest, FinishesSoon) {
   for (int seed : Seeds({}, 10)) {
     Case c = AnyTransport(seed);
