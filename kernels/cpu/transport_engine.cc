@@ -183,7 +183,7 @@ void TransportEngine<TE, T>::EndSweep() {
   // The residual is that of the potentials the sweep began with. Alternating: their columns are exact from the first
   // iteration on, unless over-relaxed.
   const bool sums_safe = IsSafe(range[0]) && IsSafe(range[1]);
-  const bool known = !safe_sweep_ && (state_.symmetric || convergence().iterations > 0);
+  const bool known = !safe_sweep_ && (state_.symmetric || convergence().iterations > 0) && at_target();
   if (anderson_.active()) {
     if (AccelerateColumns(sums_safe)) return;
   } else if (known) {
@@ -402,6 +402,8 @@ void TransportEngine<TE, T>::Finish() {
   c.marginal_error_a = state_.TotalError(0, answer_.side[0].ratio);
   c.marginal_error_b = state_.TotalError(1, answer_.side[1].ratio);
   c.converged = std::max(c.marginal_error_a, c.marginal_error_b) <= solver_.tolerance;
+  // What stopped it differs from these by rounding.
+  if (c.stop_reason == StopReason::kTolerance && !c.converged) c.stop_reason = StopReason::kPrecision;
   answer_.epsilon = state_.epsilon;
   answer_.exponent_rounding = sizeof(TE) == sizeof(float) ? 0x1p-21 : 0x1p-49;
   answer_.density_rounding = sizeof(T) == sizeof(float) ? 2e-6 : 1e-13;

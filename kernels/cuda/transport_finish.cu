@@ -242,7 +242,10 @@ __device__ Convergence WorstOf(const Member& member) {
     worst.marginal_error_a = fmax(worst.marginal_error_a, s.error[0]);
     worst.marginal_error_b = fmax(worst.marginal_error_b, s.error[1]);
     const bool cut = e > 0 && worst.stop_reason == StopReason::kTimeBudget;
-    if (e == 0 || (!s.converged && !cut)) worst.stop_reason = static_cast<StopReason>(s.reason);
+    StopReason reason = static_cast<StopReason>(s.reason);
+    // What stopped it differs from these by rounding.
+    if (reason == StopReason::kTolerance && !s.converged) reason = StopReason::kPrecision;
+    if (e == 0 || (!s.converged && !cut)) worst.stop_reason = reason;
     worst.converged = (e == 0 || worst.converged) && s.converged;
   }
   return worst;
