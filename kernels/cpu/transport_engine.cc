@@ -16,6 +16,22 @@ constexpr int64_t kChunkPairs = int64_t{1} << 20;
 constexpr int64_t kStalledIterations = 200;
 constexpr double kRoundingError = 1e-5;
 
+// Both sides' potentials may share a large constant, of opposite signs, beside which rounding to TE would leave nothing
+// of them: then it moves into the shifts. Whether it did.
+template <typename TE, typename T>
+bool Recentre(TransportState<TE, T>* state, Buffer<double>* f, Buffer<double>* g) {
+  constexpr double kLarge = sizeof(TE) == sizeof(float) ? 0x1p20 : 0x1p40;
+  // Alternating updates begin with g alone.
+  const double shared = state->symmetric ? ((*f)[0] - (*g)[0]) / 2 : -(*g)[0];
+  if (!(std::abs(shared) > kLarge) || std::isinf(shared)) return false;
+  for (int side = 0; side < 2; ++side) {
+    const double own = side == 0 ? shared : -shared;
+    for (double& potential : side == 0 ? *f : *g) potential -= own;
+    for (double& shift : state->side[side].shift) shift += own;
+  }
+  return true;
+}
+
 }  // namespace
 
 template <typename TE, typename T>
@@ -33,6 +49,9 @@ TransportEngine<TE, T>::TransportEngine(const CostSource<TE, T>* cost, const Eng
   for (int side = 0; side < 2; ++side) {
     state_.side[side].Init(cost_.size(side), options.mass[side], options.initial[side], cost_.shift(side),
                            state_.epsilon, side == 0 ? solver_.rho_a : solver_.rho_b);
+  }
+  if (Recentre(&state_, &x_.pending, &y_.pending)) {
+    for (TransportSide<TE, T>& s : state_.side) s.Freeze(s.pending);
   }
   state_.plain = state_.balanced() && !state_.symmetric;
   next_weight_.Resize(cost_.padded(1));
@@ -146,6 +165,7 @@ void TransportEngine<TE, T>::EndPhase() {
     case Phase::kSafeRows:
       return Start(Phase::kSafeColumns);
     case Phase::kSafeColumns:
+      Recentre(&state_, &x_.pending, &y_.pending);
       for (TransportSide<TE, T>& s : state_.side) s.Freeze(s.pending);
       state_.cache_valid = false;
       return EndIteration();
@@ -323,12 +343,13 @@ template <typename TE, typename T>
 void TransportEngine<TE, T>::KeepOrRefreeze(bool keep) {
   state_.cache_valid = keep && use_cache_ && at_target() && !x_.Drifted() && !y_.Drifted();
   if (state_.cache_valid) return;
-  Buffer<double> potential;
-  x_.Potentials(&potential);
-  x_.Freeze(potential);
-  y_.Potentials(&potential);
-  for (int64_t j : bad_columns_) potential[j] = y_.pending[j];
-  y_.Freeze(potential);
+  Buffer<double> f, g;
+  x_.Potentials(&f);
+  y_.Potentials(&g);
+  for (int64_t j : bad_columns_) g[j] = y_.pending[j];
+  if (state_.symmetric) Recentre(&state_, &f, &g);
+  x_.Freeze(f);
+  y_.Freeze(g);
 }
 
 template <typename TE, typename T>
