@@ -112,7 +112,8 @@ class MemberCheck {
     ExpectClose(Label("value"), answer_.value, {Value(problem_, at_)},
                 mass * delta_ + problem_.solver.epsilon * plan_mass * relative_ +
                     rounding * (Terms(problem_.a, at_.f, problem_.solver.rho_a) +
-                                Terms(problem_.b, at_.g, problem_.solver.rho_b)));
+                                Terms(problem_.b, at_.g, problem_.solver.rho_b) +
+                                problem_.solver.epsilon * Sum(problem_.a) * Sum(problem_.b)));
     if (answer_.value_linear.empty()) return;
     ExpectClose(Label("value_linear"), answer_.value_linear, {ValueLinear(problem_, at_)},
                 relative_ * AbsoluteLinear() + problem_.n * negligible_ * DefaultEpsilonStart(problem_));
@@ -125,11 +126,13 @@ class MemberCheck {
     const bool balanced_b = std::isinf(problem_.solver.rho_b);
     if (balanced_a != balanced_b || (balanced_a && std::abs(Sum(problem_.a) - Sum(problem_.b)) > 1e-14)) return;
     const double primal = balanced_a ? PrimalBound(problem_, at_) : PrimalValue(problem_, Plan(problem_, at_));
+    if (!std::isfinite(primal)) return;  // Entries are more than the oracle holds.
     const double plan_mass = std::min(Sum(problem_.a), Sum(problem_.b));
-    // The oracle's own rounding: of sums of k terms about sqrt(k) 2^-53 of them (1e-13: k = 1e6), and of
+    // The oracle's own rounding: of sums of k terms about sqrt(k) 2^-53 of them (1e-13: k = 1e6), of exponents, and of
     // eps (a b - q), whose parts are each rounded by 2^-53 a few times.
-    const double rounding =
-        1e-13 * (std::abs(primal) + MaxAbs(at_.f) + MaxAbs(at_.g)) + 1e-15 * problem_.solver.epsilon * plan_mass;
+    const double scale = MaxAbs(at_.f) + MaxAbs(at_.g), of_exponents = 1e-15 * scale / problem_.solver.epsilon;
+    const double rounding = 1e-13 * (std::abs(primal) + scale) + of_exponents * std::abs(primal) +
+                            1e-15 * problem_.solver.epsilon * plan_mass;
     EXPECT_LE(answer_.dual_bound[0], primal + rounding);
     if (!answer_.primal_bound.empty()) {
       EXPECT_GE(answer_.primal_bound[0], Value(problem_, at_) - rounding);
@@ -187,8 +190,8 @@ class MemberCheck {
   double TargetRoom(const Vector& mass, const Vector& potential, double rho) const {
     const double target = TargetMass(mass, potential, rho);
     const bool strict = c_.solver().precision != Precision::kDouble;
-    return target * ((std::isinf(rho) ? 0 : delta_ / rho) + (strict ? 2.4e-7 : 4e-16)) +
-           static_cast<double>(mass.size()) * negligible_;
+    const double count = mass.size(), rounding = strict ? 2.4e-7 : std::ldexp(count + 4, -53);
+    return target * ((std::isinf(rho) ? 0 : delta_ / rho) + rounding) + count * negligible_;
   }
 
   // max_ij |x_i - y_j|_inf

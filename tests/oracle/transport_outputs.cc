@@ -12,12 +12,12 @@ double KullbackLeibler(double p, double q) { return p == 0 ? q : p * std::log(p 
 // sum_i mass_i phi(potential_i): the identity for a balanced side, rho (1 - exp(-. / rho))
 // otherwise.
 double DualTerm(const Vector& mass, const Vector& potential, double rho) {
-  double sum = 0;
+  long double sum = 0;  // Thousands of terms may be alike, and so what each addition rounds off.
   for (size_t i = 0; i < mass.size(); ++i) {
     const double term = std::isinf(rho) ? potential[i] : -rho * std::expm1(-potential[i] / rho);
     sum += mass[i] * term;
   }
-  return sum;
+  return static_cast<double>(sum);
 }
 
 // |sums - mass exp(-potential / rho)|_1
