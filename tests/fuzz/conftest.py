@@ -10,7 +10,7 @@ import tempfile
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-SECONDS = int(os.environ.get("SINKHORN_FUZZ_SECONDS", "60"))
+SECONDS = int(os.environ.get("SINKHORN_FUZZ_SECONDS", "20"))
 RUN = pytest.StashKey()
 
 

@@ -1,4 +1,4 @@
-"""Every fuzzer for a minute, two at a time: no crash, leak, hang or allocation over the limit. Needs clang, as
+"""Every fuzzer for twenty seconds, two at a time: no crash, leak, hang or allocation over the limit. Needs clang, as
 deploy/install.sh brings it. SINKHORN_FUZZ_SECONDS for another length; 0: not at all."""
 
 import re
