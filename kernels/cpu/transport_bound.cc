@@ -72,8 +72,9 @@ PrimalBound::Total PrimalBound::Objective(const int64_t* rows, const double* den
       const double cost = cost_.shift(0)[rows[r]] + cost_.shift(1)[j] - e[BlockIndex(r, j)] * epsilon_ / kLog2E;
       total.sum += epsilon_ * (product - q);
       total.size += epsilon_ * (product + q);
-      if (!(q > 0)) continue;
-      const double entropy = epsilon_ * std::log(q / product);
+      const double ratio = q / product;
+      if (!(ratio > 0)) continue;  // Nothing, or so little that it underflows.
+      const double entropy = epsilon_ * std::log(ratio);
       total.sum += q * (cost + entropy);
       total.size += q * (std::abs(cost) + std::abs(entropy));
     }

@@ -48,8 +48,9 @@ __device__ BoundTerm TermOfBound(double product, double density, double added, d
                                  double exponents, double epsilon) {
   const double q = density + added;
   BoundTerm term = {epsilon * (product - q), epsilon * (product + q), 0};
-  if (!(q > 0)) return term;
-  const double entropy = epsilon * log(q / product);
+  const double ratio = q / product;
+  if (!(ratio > 0)) return term;  // Nothing, or so little that it underflows.
+  const double entropy = epsilon * log(ratio);
   term.value += q * (cost + entropy);
   term.size += q * (cost_terms + fabs(entropy));
   constexpr double kRoundings = 8;  // Of the three numbers, both times.

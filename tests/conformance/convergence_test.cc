@@ -120,6 +120,28 @@ TEST_P(ConvergenceTest, BoundsBracketTheOptimum) {
   }
 }
 
+// Two entries of the plan are about the smallest numbers there are, and their masses are not.
+TEST_P(ConvergenceTest, BoundsWhereEntriesUnderflow) {
+  for (int cost = 725; cost < 765; ++cost) {
+    Transport problem = RandomDense(2, 2, 1, 13);
+    problem.cost = {0, cost * 1.0, cost * 1.0, 0};
+    problem.a = problem.b = {1000.1 + cost, 2000.7 - cost};
+    for (Precision precision : kPrecisions) {
+      Case c = CaseOf(problem, absl::StrCat("cost ", cost));
+      c.solver().precision = precision;
+      c.solver().max_iterations = 1;
+      c.wanted = kPotentials | kPrimalBound;
+      SCOPED_TRACE(c.name);
+      const Answer answer = SolveAlone(backend(), c);
+      if (!answer.status.ok()) continue;
+      const Potentials returned{answer.f.values(), answer.g.values()};
+      const double dual = Value(problem, returned), primal = PrimalBound(problem, returned);
+      EXPECT_NEAR(answer.primal_bound[0], primal, 1e-5 * (std::abs(primal) + std::abs(dual)));
+      EXPECT_LE(answer.dual_bound[0], answer.primal_bound[0]);
+    }
+  }
+}
+
 // A schedule that ends before it reaches epsilon: the bounds are still those of the problem asked
 // for.
 TEST_P(ConvergenceTest, BoundsBracketWhenAnnealingIsCutShort) {
