@@ -123,7 +123,7 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
     for (int k = 0; k < S::kOwn; ++k) {
       const int j = threadIdx.x + k * S::kBlockThreads;
       m_.phi[j] = columns[k].phi;
-      m_.mass[j] = static_cast<float>(columns[k].mass);
+      m_.mass[j] = columns[k].mass < 0x1p90 ? static_cast<float>(columns[k].mass) : NAN;
       m_.log_mass[j] = static_cast<float>(columns[k].log_mass);
     }
     const bool voids = __syncthreads_or(row.there && row.mass == 0);
@@ -145,11 +145,15 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
     __syncthreads();
   }
 
-  // Frames at phi, scalings what is left of it; then exponents become densities.
+  // Frames at phi, scalings what is left of it; then exponents become densities. Columns' weights are finite or NaN, so
+  // that rows' sums are numbers in all warps or in none: those go on by log-sum-exps together. Infinite ones would make
+  // NaN of densities that are 0 alone.
   __device__ void FreezePotential(double term, float mass, float* frame, float* scaling, float* weight) const {
+    constexpr double kMostLeft = 30;
     *frame = static_cast<float>(term);
-    *scaling = exp2f(static_cast<float>(term - *frame));
-    *weight = mass * *scaling;
+    const double left = fmin(fmax(term - *frame, -100.0), 100.0);
+    *scaling = exp2f(static_cast<float>(left));
+    *weight = fabs(left) <= kMostLeft ? mass * *scaling : NAN;
   }
   // `fresh`: rows' potentials are still unknown, and their frames make the largest density of each 1.
   __device__ void MakeDensities(int parity, bool fresh) {

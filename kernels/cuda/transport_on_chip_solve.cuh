@@ -279,8 +279,8 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     }
     if (IsOwner()) m_.weight[*parity ^ 1][Owned()] = column_sum;
     // Balanced alternating updates have just made columns' sums 1; then rows' are no larger than masses allow: those of
-    // rows that have one.
-    const bool balanced = kPlain || (!m_.symmetric && isinf(m_.rho[0]) && isinf(m_.rho[1]));
+    // rows that have one, if they are numbers.
+    const bool balanced = good && (kPlain || (!m_.symmetric && isinf(m_.rho[0]) && isinf(m_.rho[1])));
     if (!balanced || (job_.in.a.data != nullptr && HasVoidRows())) {
       const bool row_counts = mass >= 0 && (!balanced || mass == 0);
       const bool column_counts = !balanced && IsOwner() && OwnedColumn() < size(1);

@@ -47,6 +47,24 @@ Vector WithRounding(Vector tolerance, const Case& c, const Vector& expected) {
   return tolerance;
 }
 
+// max_ij |x_i - y_j|_inf
+double Spread(const Transport& problem) {
+  double spread = 0;
+  for (int64_t k = 0; k < problem.dim; ++k) {
+    double low_x = 1e300, high_x = -1e300, low_y = 1e300, high_y = -1e300;
+    for (int64_t i = 0; i < problem.n; ++i) {
+      low_x = std::min(low_x, problem.x[i * problem.dim + k]);
+      high_x = std::max(high_x, problem.x[i * problem.dim + k]);
+    }
+    for (int64_t j = 0; j < problem.m; ++j) {
+      low_y = std::min(low_y, problem.y[j * problem.dim + k]);
+      high_y = std::max(high_y, problem.y[j * problem.dim + k]);
+    }
+    spread = std::max({spread, high_x - low_y, high_y - low_x});
+  }
+  return spread;
+}
+
 // The checks of one member, sharing the tolerances.
 class MemberCheck {
  public:
@@ -194,50 +212,9 @@ class MemberCheck {
     return target * ((std::isinf(rho) ? 0 : delta_ / rho) + rounding) + count * negligible_;
   }
 
-  // max_ij |x_i - y_j|_inf
-  double Spread() const {
-    double spread = 0;
-    for (int64_t k = 0; k < problem_.dim; ++k) {
-      double low_x = 1e300, high_x = -1e300, low_y = 1e300, high_y = -1e300;
-      for (int64_t i = 0; i < problem_.n; ++i) {
-        low_x = std::min(low_x, problem_.x[i * problem_.dim + k]);
-        high_x = std::max(high_x, problem_.x[i * problem_.dim + k]);
-      }
-      for (int64_t j = 0; j < problem_.m; ++j) {
-        low_y = std::min(low_y, problem_.y[j * problem_.dim + k]);
-        high_y = std::max(high_y, problem_.y[j * problem_.dim + k]);
-      }
-      spread = std::max({spread, high_x - low_y, high_y - low_x});
-    }
-    return spread;
-  }
-
-  // Bound of a cost's slope in a coordinate: of the terms that a gradient adds up.
-  double LargestSlope() const {
-    double shortest2 = HUGE_VAL;
-    for (const Vector* points : {&problem_.x, &problem_.y}) {
-      for (size_t i = 0; i < points->size(); i += problem_.dim) {
-        double norm2 = 0;
-        for (int64_t k = 0; k < problem_.dim; ++k) norm2 += (*points)[i + k] * (*points)[i + k];
-        shortest2 = std::min(shortest2, norm2);
-      }
-    }
-    switch (problem_.point_cost) {
-      case PointCost::kSquaredEuclidean:
-        return 2 * problem_.kappa * Spread();
-      case PointCost::kEuclidean:
-        return 1;
-      case PointCost::kCosine:
-        return 1 / std::sqrt(shortest2);
-      case PointCost::kNegativeDot:
-        return std::max(MaxAbs(problem_.x), MaxAbs(problem_.y));
-    }
-    return 0;
-  }
-
   void Gradients() {
     if (answer_.gradient_x.present()) {
-      const double slope = LargestSlope();
+      const double slope = LargestSlope(problem_);
       const double scale = slope * relative_, flushed = 2 * slope * negligible_;  // Of r x and of P y.
       const auto tolerance = [&](const Vector& sums) {
         Vector each;
@@ -253,18 +230,8 @@ class MemberCheck {
     }
   }
 
-  // rho (1 - exp(-f / rho)) - eps (r_i / a_i - mass_b); both terms feel the potentials' errors.
   void GradientMass(const std::string& what, const Tensor& actual, const Transport& problem, const Potentials& at) {
-    const Vector expected = oracle::GradientA(problem, at);
-    const double rho = problem.solver.rho_a, eps = problem.solver.epsilon, mass_b = Sum(problem.b);
-    Vector tolerance(expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) {
-      const double first = std::isinf(rho) ? at.f[i] : -rho * std::expm1(-at.f[i] / rho);
-      const double slope = std::isinf(rho) ? 1 : std::exp(-at.f[i] / rho);
-      const double ratio = (first - expected[i]) / eps + mass_b;
-      tolerance[i] = delta_ * slope + eps * relative_ * (ratio + mass_b);
-    }
-    Compare(what, actual, expected, std::move(tolerance));
+    Compare(what, actual, oracle::GradientA(problem, at), GradientARoom(problem, at, delta_, relative_));
   }
 
   void Products() {
@@ -286,10 +253,10 @@ class MemberCheck {
   void Projection(const std::string& what, const Tensor& actual, const Vector& expected, const Vector& mass,
                   const Vector& sums) {
     const double light = c_.solver().precision == Precision::kDouble ? 1e-300 : 1e-33;
-    Vector tolerance(expected.size(), 2 * relative_ * Spread());
+    Vector tolerance(expected.size(), 2 * relative_ * Spread(problem_));
     for (size_t k = 0; k < expected.size() && !projects_light_rows_; ++k) {
       const int64_t i = k / problem_.dim;
-      if (mass[i] > 0 && sums[i] < light) tolerance[k] += Spread() + std::abs(expected[k]);
+      if (mass[i] > 0 && sums[i] < light) tolerance[k] += Spread(problem_) + std::abs(expected[k]);
     }
     Compare(what, actual, expected, std::move(tolerance));
   }
@@ -343,6 +310,41 @@ double PotentialTolerance(const Case& the_case, const Potentials& reference) {
 
 double PlanTolerance(const Case& the_case, const Potentials& reference) {
   return std::expm1(2 * PotentialTolerance(the_case, reference) / the_case.solver().epsilon);
+}
+
+double LargestSlope(const Transport& problem) {
+  double shortest2 = HUGE_VAL;
+  for (const Vector* points : {&problem.x, &problem.y}) {
+    for (size_t i = 0; i < points->size(); i += problem.dim) {
+      double norm2 = 0;
+      for (int64_t k = 0; k < problem.dim; ++k) norm2 += (*points)[i + k] * (*points)[i + k];
+      shortest2 = std::min(shortest2, norm2);
+    }
+  }
+  switch (problem.point_cost) {
+    case PointCost::kSquaredEuclidean:
+      return 2 * problem.kappa * Spread(problem);
+    case PointCost::kEuclidean:
+      return 1;
+    case PointCost::kCosine:
+      return 1 / std::sqrt(shortest2);
+    case PointCost::kNegativeDot:
+      return std::max(MaxAbs(problem.x), MaxAbs(problem.y));
+  }
+  return 0;
+}
+
+// rho (1 - exp(-f / rho)) - eps (r_i / a_i - mass_b); both terms feel the potentials' errors.
+Vector GradientARoom(const Transport& problem, const Potentials& at, double potential_error, double plan_error) {
+  const double rho = problem.solver.rho_a, eps = problem.solver.epsilon, mass_b = Sum(problem.b);
+  Vector room = oracle::GradientA(problem, at);
+  for (size_t i = 0; i < room.size(); ++i) {
+    const double first = std::isinf(rho) ? at.f[i] : -rho * std::expm1(-at.f[i] / rho);
+    const double slope = std::isinf(rho) ? 1 : std::exp(-at.f[i] / rho);
+    const double ratio = (first - room[i]) / eps + mass_b;
+    room[i] = potential_error * slope + eps * plan_error * (ratio + mass_b);
+  }
+  return room;
 }
 
 void ExpectMatchesOracle(const Case& member_case, const Answer& member, const Potentials& reference,

@@ -20,6 +20,12 @@ double PotentialTolerance(const Case& the_case, const oracle::Potentials& refere
 // What it does to a plan entry, relatively: both potentials may be off.
 double PlanTolerance(const Case& the_case, const oracle::Potentials& reference);
 
+// Bound of a cost's slope in a coordinate: of the terms that a gradient adds up.
+double LargestSlope(const oracle::Transport& problem);
+// What errors of the potentials, and relative ones of the plan's entries, do to the gradient in a.
+Vector GradientARoom(const oracle::Transport& problem, const oracle::Potentials& at, double potential_error,
+                     double plan_error);
+
 // Compares every output that the case asked for with the oracle at `reference`; bounds must be on
 // their side of the oracle's. For fixed iterations: the constant shared by f and g is determined
 // too. `projects_light_rows`: so are projections of rows that weigh less than the arithmetic's

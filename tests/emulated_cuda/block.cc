@@ -77,7 +77,7 @@ struct Warp {
 };
 
 struct Barrier {
-  int arrived = 0, counted = 0, result = 0;
+  int arrived = 0, counted = 0, result = 0, line = 0;
   std::vector<unsigned> waiting;
 };
 
@@ -128,8 +128,11 @@ class Machine {
     warp.ready &= ~bit;  // It runs on.
   }
 
-  int Sync(int name, int threads, bool counted) {
+  int Sync(int name, int threads, bool counted, int line) {
     Barrier& barrier = barriers_[name];
+    // On a GPU those that have gone different ways wait for ever, or lose the device.
+    if (barrier.arrived > 0 && barrier.line != line) Fail("threads of a block wait at different places");
+    barrier.line = line;
     ++barrier.arrived;
     barrier.counted += counted;
     if (barrier.arrived < (name == 0 ? static_cast<int>(count_) - ended_ : threads)) {
@@ -266,10 +269,10 @@ void RunGrid(Index grid, unsigned threads, size_t shared_bytes, const std::funct
   TheMachine().RunGrid(grid, threads, shared_bytes, kernel);
 }
 char* SharedMemory() { return TheMachine().shared(); }
-int SyncBlock(bool counted) { return TheMachine().Sync(0, 0, counted); }
+int SyncBlock(bool counted, int line) { return TheMachine().Sync(0, 0, counted, line); }
 void SyncNamed(int name, int threads) {
   if (name < 1 || name >= kNames) Fail("no barrier has such a number");
-  TheMachine().Sync(name, threads, false);
+  TheMachine().Sync(name, threads, false, 0);
 }
 void LoseDevice() { TheMachine().Lose(); }
 bool DeviceIsLost() { return TheMachine().lost(); }

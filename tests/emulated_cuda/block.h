@@ -24,8 +24,9 @@ char* SharedMemory();  // Of the block that runs; its dynamic part.
 
 // ---- Called by a kernel's threads -----------------------------------------------------------------------------------
 
-// The block's barrier: all threads that have not ended. Returns how many of them came with `counted`.
-int SyncBlock(bool counted);
+// The block's barrier: all threads that have not ended, from the same `line`. Returns how many of them came with
+// `counted`.
+int SyncBlock(bool counted, int line);
 // Another one, by its number, of so many threads.
 void SyncNamed(int name, int threads);
 // Ends this grid; the runtime's functions fail from then on.

@@ -90,6 +90,13 @@ __global__ void WaitInVain() {
     SyncSome<96>(1);
   }
 }
+__global__ void WaitInTwoPlaces() {
+  if (threadIdx.x < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
 __global__ void MeetForTwoThings() {
   if (threadIdx.x == 0) {
     (void)__ballot_sync(0xffffffffu, 1);
@@ -100,6 +107,7 @@ __global__ void MeetForTwoThings() {
 
 TEST(EmulatedBlockDeathTest, ThreadsThatWouldWaitForever) {
   EXPECT_DEATH(LaunchKernel(WaitInVain, 1, 64, 0, nullptr), "all threads wait for each other");
+  EXPECT_DEATH(LaunchKernel(WaitInTwoPlaces, 1, 64, 0, nullptr), "threads of a block wait at different places");
   EXPECT_DEATH(LaunchKernel(MeetForTwoThings, 1, 32, 0, nullptr), "lanes of a warp meet for different things");
   EXPECT_DEATH(LaunchKernel(WaitInVain, 1, 2048, 0, nullptr), "no block may be so large");
 }

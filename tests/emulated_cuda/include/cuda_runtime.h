@@ -119,11 +119,13 @@ inline void __threadfence() {}
 
 // ---- Threads of a block and of a warp -------------------------------------------------------------------------------
 
-inline void __syncthreads() { sinkhorn::emulated_cuda::SyncBlock(0); }
-inline int __syncthreads_and(int predicate) {
-  return sinkhorn::emulated_cuda::SyncBlock(predicate != 0) == static_cast<int>(blockDim.x);
+inline void __syncthreads(int line = __builtin_LINE()) { sinkhorn::emulated_cuda::SyncBlock(false, line); }
+inline int __syncthreads_and(int predicate, int line = __builtin_LINE()) {
+  return sinkhorn::emulated_cuda::SyncBlock(predicate != 0, line) == static_cast<int>(blockDim.x);
 }
-inline int __syncthreads_or(int predicate) { return sinkhorn::emulated_cuda::SyncBlock(predicate != 0) != 0; }
+inline int __syncthreads_or(int predicate, int line = __builtin_LINE()) {
+  return sinkhorn::emulated_cuda::SyncBlock(predicate != 0, line) != 0;
+}
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   int none = 0;
