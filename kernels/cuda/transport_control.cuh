@@ -158,7 +158,7 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
   s->fresh = 0;
   if (s->starting) {
     s->starting = 0;
-    s->fresh = s->epsilon != job.solver.epsilon;
+    s->fresh = s->epsilon != job.solver.epsilon;  // A residual would be another problem's.
     return StartIteration(job, engine, s);
   }
   ++s->iterations;

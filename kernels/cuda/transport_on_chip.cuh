@@ -123,6 +123,7 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
     for (int k = 0; k < S::kOwn; ++k) {
       const int j = threadIdx.x + k * S::kBlockThreads;
       m_.phi[j] = columns[k].phi;
+      // So that times a scaling it is finite: see FreezePotential.
       m_.mass[j] = columns[k].mass < 0x1p90 ? static_cast<float>(columns[k].mass) : NAN;
       m_.log_mass[j] = static_cast<float>(columns[k].log_mass);
     }
