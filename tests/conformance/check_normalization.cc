@@ -22,6 +22,22 @@ double LargestLogit(const Normalization& problem) {
   return largest;
 }
 
+// `gradient` with the dustbin's row and column, which all share its score, as what the answer holds.
+void ExpectGradient(const std::string& what, const Case& member_case, const Answer& member, const Vector& gradient,
+                    double room) {
+  const int64_t n = member_case.problem.n, m = member_case.problem.m;
+  const int64_t width = m + (member_case.dustbin_score.present() ? 1 : 0);
+  Vector logits(n * m);
+  double score = 0;
+  for (size_t k = 0; k < gradient.size(); ++k) {
+    const int64_t i = k / width, j = k % width;
+    (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
+  }
+  ExpectClose(what, member.gradient_logits.values(), logits, room);
+  if (!member_case.dustbin_score.present()) return;
+  ExpectClose(what + ", dustbin", member.gradient_dustbin_score.values(), {score}, room * (n + m + 1));
+}
+
 }  // namespace
 
 Vector PlanRoom(const Case& the_case, const Normalization& problem, const Vector& plan) {
@@ -72,18 +88,40 @@ void ExpectMatchesUnrolled(const std::string& what, const Case& member_case, con
   const double line = std::max(MaxAbs(oracle::RowSums(terms, problem.n, problem.m)),
                                MaxAbs(oracle::ColumnSums(terms, problem.n, problem.m)));
   const double cancelled = line * (1 + LargestLogit(problem) / 8);
-  // The dustbin's row and column all share its score.
-  const int64_t n = member_case.problem.n, m = member_case.problem.m;
-  Vector logits(n * m);
-  double score = 0;
-  for (int64_t k = 0; k < problem.n * problem.m; ++k) {
-    const int64_t i = k / problem.m, j = k % problem.m;
-    (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
+  ExpectGradient(what, member_case, member, gradient, GradientRoom(member_case, MaxAbs(gradient), cancelled));
+}
+
+void ExpectScalesExactly(const Case& member_case, const Answer& member) {
+  const Normalization problem = MemberNormalization(member_case);
+  const int64_t n = problem.n, m = problem.m;
+  const Vector plan = member.plan.values();
+  const auto scaling = [&](int64_t i, int64_t j) {  // log u_i + log v_j
+    return std::log(plan[i * m + j]) - std::max(problem.logits[i * m + j], problem.recipe.logit_floor);
+  };
+  // Of those that float32 holds: entries against the largest of their row and of their column.
+  const auto is_held = [&](int64_t i, int64_t j) { return plan[i * m + j] > 1e-30; };
+  std::vector<int64_t> of_row(n, 0), of_column(m, 0);
+  for (int64_t k = 0; k < n * m; ++k) {
+    const int64_t i = k / m, j = k % m;
+    if (plan[k] > plan[i * m + of_row[i]]) of_row[i] = j;
+    if (plan[k] > plan[of_column[j] * m + j]) of_column[j] = i;
   }
-  const double room = GradientRoom(member_case, MaxAbs(gradient), cancelled);
-  ExpectClose(what, member.gradient_logits.values(), logits, room);
-  if (!member_case.dustbin_score.present()) return;
-  ExpectClose(what + ", dustbin", member.gradient_dustbin_score.values(), {score}, room * (n + m + 1));
+  double worst = 0;
+  for (int64_t k = 0; k < n * m; ++k) {
+    const int64_t i = k / m, j = k % m, l = of_row[i], r = of_column[j];
+    if (!is_held(i, j) || !is_held(i, l) || !is_held(r, j) || !is_held(r, l)) continue;
+    worst = std::max(worst, std::abs(scaling(i, j) + scaling(r, l) - scaling(i, l) - scaling(r, j)));
+  }
+  const bool strict = member_case.solver().precision != Precision::kDouble;
+  const double largest = LargestLogit(problem),
+               rounding = 16 * UnitRoundoff(DType::kFloat64) * largest;  // Of sums here.
+  ExpectClose(LabelPrefix(member_case) + "EXACT scales", {worst}, {0},
+              rounding + (strict ? 1e-5 + 1e-6 * largest : 1e-9));
+  const Convergence& end = member.convergence[0];
+  const double error_a = oracle::DistanceL1(oracle::RowSums(plan, n, m), RowMarginals(problem));
+  const double error_b = oracle::DistanceL1(oracle::ColumnSums(plan, n, m), ColumnMarginals(problem));
+  ExpectClose(LabelPrefix(member_case) + "EXACT errors", {end.marginal_error_a, end.marginal_error_b},
+              {error_a, error_b}, (strict ? 1e-6 : 1e-14) * Sum(RowMarginals(problem)));
 }
 
 }  // namespace sinkhorn::conformance

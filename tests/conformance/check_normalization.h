@@ -22,6 +22,9 @@ void ExpectMatchesRecipe(const Case& member_case, const Answer& member);
 // The gradient of a case of one member, against the reverse of the recipe's steps. `what` names the comparison.
 void ExpectMatchesUnrolled(const std::string& what, const Case& member_case, const Answer& member);
 
+// The plan of EXACT: it scales the exponentials of the logits, to the marginals if it has converged.
+void ExpectScalesExactly(const Case& member_case, const Answer& member);
+
 }  // namespace sinkhorn::conformance
 
 #endif  // SINKHORN_TESTS_CONFORMANCE_CHECK_NORMALIZATION_H_

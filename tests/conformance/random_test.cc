@@ -224,6 +224,38 @@ TEST_P(RandomTest, NormalizationForwardAndBackward) {
   }
 }
 
+// Wherever iterations end, EXACT too: the plan, what is said of it, and the derivative of what was done.
+TEST_P(RandomTest, NormalizationsAreWhatTheySay) {
+  if (GetParam() == "cpu_streamed") GTEST_SKIP() << "the same as cpu";
+  for (int seed : Seeds({}, 4)) {
+    Case c = AnyNormalization(seed);
+    AnyBackward(seed, &c);
+    SayNext(c);
+    SCOPED_TRACE(c.name);
+    const Answer answer = SolveTogether(backend(), {&c})[0];
+    if (!answer.status.ok()) continue;
+    for (int64_t index = 0; index < c.problem.count; ++index) {
+      Case member = MemberCase(c, index);
+      const Answer of_member = MemberAnswer(answer, index, c.problem.count);
+      const Convergence& end = of_member.convergence[0];
+      const double error = std::max(end.marginal_error_a, end.marginal_error_b);
+      EXPECT_EQ(end.converged, error <= c.solver().tolerance);
+      EXPECT_TRUE(end.converged || end.stop_reason != StopReason::kTolerance);
+      EXPECT_LE(end.iterations, c.solver().max_iterations);
+      member.solver().max_iterations = end.iterations;
+      const bool exact = c.problem.normalization.recipe.exact;
+      if (exact) {
+        ExpectScalesExactly(member, of_member);
+      } else {
+        ExpectMatchesRecipe(member, of_member);
+      }
+      if (c.cotangent.present() && c.problem.normalization.backward == BackwardMode::kUnrolled) {
+        ExpectMatchesUnrolled(LabelPrefix(c) + "unrolled, at its end", member, of_member);
+      }
+    }
+  }
+}
+
 INSTANTIATE_ON_BACKENDS(RandomTest);
 
 }  // namespace
