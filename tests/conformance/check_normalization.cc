@@ -22,22 +22,6 @@ double LargestLogit(const Normalization& problem) {
   return largest;
 }
 
-// `gradient` with the dustbin's row and column, which all share its score, as what the answer holds.
-void ExpectGradient(const std::string& what, const Case& member_case, const Answer& member, const Vector& gradient,
-                    double room) {
-  const int64_t n = member_case.problem.n, m = member_case.problem.m;
-  const int64_t width = m + (member_case.dustbin_score.present() ? 1 : 0);
-  Vector logits(n * m);
-  double score = 0;
-  for (size_t k = 0; k < gradient.size(); ++k) {
-    const int64_t i = k / width, j = k % width;
-    (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
-  }
-  ExpectClose(what, member.gradient_logits.values(), logits, room);
-  if (!member_case.dustbin_score.present()) return;
-  ExpectClose(what + ", dustbin", member.gradient_dustbin_score.values(), {score}, room * (n + m + 1));
-}
-
 }  // namespace
 
 Vector PlanRoom(const Case& the_case, const Normalization& problem, const Vector& plan) {
@@ -88,7 +72,18 @@ void ExpectMatchesUnrolled(const std::string& what, const Case& member_case, con
   const double line = std::max(MaxAbs(oracle::RowSums(terms, problem.n, problem.m)),
                                MaxAbs(oracle::ColumnSums(terms, problem.n, problem.m)));
   const double cancelled = line * (1 + LargestLogit(problem) / 8);
-  ExpectGradient(what, member_case, member, gradient, GradientRoom(member_case, MaxAbs(gradient), cancelled));
+  // The dustbin's row and column all share its score.
+  const int64_t n = member_case.problem.n, m = member_case.problem.m;
+  Vector logits(n * m);
+  double score = 0;
+  for (int64_t k = 0; k < problem.n * problem.m; ++k) {
+    const int64_t i = k / problem.m, j = k % problem.m;
+    (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
+  }
+  const double room = GradientRoom(member_case, MaxAbs(gradient), cancelled);
+  ExpectClose(what, member.gradient_logits.values(), logits, room);
+  if (!member_case.dustbin_score.present()) return;
+  ExpectClose(what + ", dustbin", member.gradient_dustbin_score.values(), {score}, room * (n + m + 1));
 }
 
 void ExpectScalesExactly(const Case& member_case, const Answer& member) {
@@ -113,8 +108,8 @@ void ExpectScalesExactly(const Case& member_case, const Answer& member) {
     worst = std::max(worst, std::abs(scaling(i, j) + scaling(r, l) - scaling(i, l) - scaling(r, j)));
   }
   const bool strict = member_case.solver().precision != Precision::kDouble;
-  const double largest = LargestLogit(problem),
-               rounding = 16 * UnitRoundoff(DType::kFloat64) * largest;  // Of sums here.
+  const double largest = LargestLogit(problem);
+  const double rounding = 16 * UnitRoundoff(DType::kFloat64) * largest;  // Of the sums above.
   ExpectClose(LabelPrefix(member_case) + "EXACT scales", {worst}, {0},
               rounding + (strict ? 1e-5 + 1e-6 * largest : 1e-9));
   const Convergence& end = member.convergence[0];

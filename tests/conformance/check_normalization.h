@@ -22,7 +22,7 @@ void ExpectMatchesRecipe(const Case& member_case, const Answer& member);
 // The gradient of a case of one member, against the reverse of the recipe's steps. `what` names the comparison.
 void ExpectMatchesUnrolled(const std::string& what, const Case& member_case, const Answer& member);
 
-// The plan of EXACT: it scales the exponentials of the logits, to the marginals if it has converged.
+// The plan of EXACT scales the exponentials of the logits, and is as far from its marginals as it is said to be.
 void ExpectScalesExactly(const Case& member_case, const Answer& member);
 
 }  // namespace sinkhorn::conformance
