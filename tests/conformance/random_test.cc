@@ -235,6 +235,7 @@ TEST_P(RandomTest, NormalizationsAreWhatTheySay) {
   for (int seed : Seeds({}, 4)) {
     Case c = AnyNormalization(seed);
     AnyBackward(seed, &c);
+    if (oracle::MaxAbs(c.logits.values()) > 1e4) continue;  // Beyond the stated accuracy.
     SayNext(c);
     SCOPED_TRACE(c.name);
     const Answer answer = SolveTogether(backend(), {&c})[0];
