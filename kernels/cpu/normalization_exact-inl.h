@@ -39,7 +39,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
       : Base(spec, arena, plan_copy),
         dense_(Layout::kPerLane || spec.cols <= kDenseColumns),
         factor_of_(dense_ ? this->layout_ : Layout(1, 1), arena),
-        cg_(this->layout_, arena) {
+        cg_(this->layout_, /*definite=*/true, /*least_curvature=*/0, arena) {
     const int64_t col = this->layout_.col_elements();
     this->plan_ = arena->Take<T>(this->layout_.matrix_elements());
     sweep_ = arena->Take<T>(col);

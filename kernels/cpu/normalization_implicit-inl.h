@@ -5,8 +5,8 @@
 //   full     [I P; P^T I] [alpha; beta] = [s_r; s_c]  (IMPLICIT_FULL)
 //   then     dL/d log K = (dP - alpha_i - beta_j) P, and on to the logits through offset, softmax and floor.
 //
-// Both by conjugate gradients in float64, the null vector projected out: (1) and (1, -1). A lane that is done stands
-// still.
+// Both in float64, the null vector projected out: (1) and (1, -1). Where P's sums are not 1, IMPLICIT_UNIT's and
+// IMPLICIT_FULL's systems are not definite (normalization_symmetric-inl.h).
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_IMPLICIT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_IMPLICIT_INL_H_
 #undef SINKHORN_KERNELS_CPU_NORMALIZATION_IMPLICIT_INL_H_
@@ -24,73 +24,52 @@ HWY_BEFORE_NAMESPACE();
 namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Conjugate gradients for [I P; P^T I] [alpha; beta] = [s_r; s_c], orthogonal to (1, -1).
+constexpr double kLeastCurvature = 1e-14;  // What is below is rounding.
+
+// [I P; P^T I] [alpha; beta] = [s_r; s_c], orthogonal to (1, -1).
 template <class Layout>
-class FullCg {
+class FullSystem {
  public:
   using T = typename Layout::T;
   using D = typename Layout::D;
   using V = typename Layout::V;
   static constexpr int64_t kLanes = Layout::kLanes;
 
-  FullCg(const Layout& layout, Arena* arena)
-      : layout_(layout), rows_(layout.row_elements()), cols_(layout.col_elements()) {
-    for (T** x : {&x_, &residual_, &p_, &q_}) *x = arena->Take<T>(rows_ + cols_);
-  }
+  FullSystem(const Layout& layout, Arena* arena)
+      : layout_(layout),
+        rows_(layout.row_elements()),
+        cols_(layout.col_elements()),
+        solver_(layout, rows_ + cols_, 2 * (layout.rows() + layout.cols()) + 10, /*definite=*/false, kLeastCurvature,
+                arena) {}
 
   // Padding must be 0.
   void Begin(const T* row_side, const T* col_side, double tolerance) {
-    std::copy(row_side, row_side + rows_, residual_);
-    std::copy(col_side, col_side + cols_, residual_ + rows_);
-    std::fill(x_, x_ + rows_ + cols_, T(0));
-    std::fill(q_, q_ + rows_ + cols_, T(0));
-    Project(residual_);
-    std::copy(residual_, residual_ + rows_ + cols_, p_);
-    const V norm = Dot(residual_, residual_);
-    hn::Store(norm, D(), norm_.value);
-    hn::Store(hn::Mul(norm, hn::Set(D(), static_cast<T>(tolerance * tolerance))), D(), goal_.value);
-    steps_ = 0;
+    std::copy(row_side, row_side + rows_, solver_.right());
+    std::copy(col_side, col_side + cols_, solver_.right() + rows_);
+    std::fill(solver_.product(), solver_.product() + rows_ + cols_, T(0));
+    Project(solver_.right());
+    solver_.Begin(nullptr, tolerance);
   }
-  bool done() const {
-    const D d;
-    return steps_ >= 2 * (layout_.rows() + layout_.cols()) + 10 ||
-           hn::AllTrue(d, hn::Not(hn::Gt(hn::Load(d, norm_.value), hn::Load(d, goal_.value))));
-  }
-  const T* row_direction() const { return p_; }
-  const T* col_direction() const { return p_ + rows_; }
-  T* row_product() { return q_; }  // The owner stores row_direction + P col_direction there,
-  const T* alpha() const { return x_; }
-  const T* beta() const { return x_ + rows_; }
+  bool done() const { return solver_.done(); }
+  const T* row_direction() const { return solver_.direction(); }
+  const T* col_direction() const { return solver_.direction() + rows_; }
+  T* row_product() { return solver_.product(); }  // The owner stores row_direction + P col_direction there,
+  const T* alpha() const { return solver_.solution(); }
+  const T* beta() const { return solver_.solution() + rows_; }
 
   // and gives P^T row_direction.
   void Step(const T* product) {
     const D d;
-    ++steps_;
+    const T* p = col_direction();
+    T* q = solver_.product();
     for (int64_t k = 0; k < cols_; k += kLanes) {
-      hn::Store(hn::Add(hn::Load(d, p_ + rows_ + k), hn::Load(d, product + k)), d, q_ + rows_ + k);
+      hn::Store(hn::Add(hn::Load(d, p + k), hn::Load(d, product + k)), d, q + rows_ + k);
     }
-    Project(q_);
-    const V norm = hn::Load(d, norm_.value), curvature = Dot(p_, q_);
-    const auto moves = hn::And(hn::Gt(norm, hn::Load(d, goal_.value)), hn::Ne(curvature, hn::Zero(d)));
-    const V step = hn::IfThenElseZero(moves, hn::Div(norm, curvature));
-    for (int64_t k = 0; k < rows_ + cols_; k += kLanes) {
-      hn::Store(hn::MulAdd(step, hn::Load(d, p_ + k), hn::Load(d, x_ + k)), d, x_ + k);
-      hn::Store(hn::NegMulAdd(step, hn::Load(d, q_ + k), hn::Load(d, residual_ + k)), d, residual_ + k);
-    }
-    const V next = hn::IfThenElseZero(moves, Dot(residual_, residual_));
-    const V turn = hn::IfThenElseZero(moves, hn::Div(next, norm));
-    hn::Store(next, d, norm_.value);
-    for (int64_t k = 0; k < rows_ + cols_; k += kLanes) {
-      hn::Store(hn::MulAdd(turn, hn::Load(d, p_ + k), hn::Load(d, residual_ + k)), d, p_ + k);
-    }
+    Project(q);
+    solver_.Step();
   }
 
  private:
-  V Dot(const T* a, const T* b) const {
-    const D d;
-    return SumOver(layout_, rows_ + cols_,
-                   [&](int64_t k) HWY_ATTR { return hn::Mul(hn::Load(d, a + k), hn::Load(d, b + k)); });
-  }
   void Project(T* x) const {
     const D d;
     const V difference =
@@ -109,9 +88,7 @@ class FullCg {
 
   const Layout& layout_;
   const int64_t rows_, cols_;
-  T *x_, *residual_, *p_, *q_;
-  LaneScalar<T, kLanes> norm_, goal_;
-  int64_t steps_ = 0;
+  SymmetricSolver<Layout> solver_;
 };
 
 template <class Layout_>
@@ -136,8 +113,8 @@ class ImplicitSolver final : public MatrixSolver {
         unit_mode_(spec.problem.normalization.backward == BackwardMode::kImplicitUnit),
         block_rows_(Layout::kPerLane ? spec.n : BlockRows(spec.n, spec.m)),
         blocks_((spec.n + block_rows_ - 1) / block_rows_),
-        cg_(layout_, arena),
-        full_cg_(layout_, arena) {
+        reduced_(layout_, !unit_mode_, kLeastCurvature, arena),
+        full_(layout_, arena) {
     const int64_t row = layout_.row_elements(), col = layout_.col_elements();
     plan_ = arena->Take<T>(layout_.matrix_elements());
     cotangent_ = arena->Take<T>(layout_.matrix_elements());
@@ -177,13 +154,13 @@ class ImplicitSolver final : public MatrixSolver {
       EndStart();
     } else if (pass_ == Pass::kIterate) {
       Combine(0);
-      full_mode_ ? full_cg_.Step(accumulator_) : cg_.Step(accumulator_);
+      full_mode_ ? full_.Step(accumulator_) : reduced_.Step(accumulator_);
     } else {
       EndGradient();
       pass_ = Pass::kDone;
       return false;
     }
-    pass_ = (full_mode_ ? full_cg_.done() : cg_.done()) ? Pass::kGradient : Pass::kIterate;
+    pass_ = (full_mode_ ? full_.done() : reduced_.done()) ? Pass::kGradient : Pass::kIterate;
     return true;
   }
   void Report(NormalizationTally* tally) const override {
@@ -256,23 +233,23 @@ class ImplicitSolver final : public MatrixSolver {
     Combine(0);
     Combine(1);
     if (!spec_.forward) Certify();
-    if (full_mode_) return full_cg_.Begin(row_side_, Partial(0, 0), kTolerance);
+    if (full_mode_) return full_.Begin(row_side_, Partial(0, 0), kTolerance);
     for (int64_t jv = 0; jv < layout_.vectors(); ++jv) {
       const V one = layout_.KeepColumns(jv, hn::Set(D(), T(1)));
       hn::Store(unit_mode_ ? one : hn::Load(D(), Partial(0, 1) + jv * kLanes), D(), diagonal_ + jv * kLanes);
     }
-    cg_.Begin(Partial(0, 0), diagonal_, kTolerance);
+    reduced_.Begin(Partial(0, 0), diagonal_, kTolerance);
   }
 
   void ReducedRows(int64_t block, int64_t begin, int64_t end) {
     const T* inverse = row_inverse_;
-    layout_.Sweep(plan_, begin, end, cg_.direction(), Partial(block, 0),
+    layout_.Sweep(plan_, begin, end, reduced_.direction(), Partial(block, 0),
                   [=](auto row, V s) HWY_ATTR { return hn::Mul(s, row.Load(inverse)); });
   }
   void FullRows(int64_t block, int64_t begin, int64_t end) {
-    const T* direction = full_cg_.row_direction();
-    T* product = full_cg_.row_product();
-    layout_.Sweep(plan_, begin, end, full_cg_.col_direction(), Partial(block, 0), [=](auto row, V s) HWY_ATTR {
+    const T* direction = full_.row_direction();
+    T* product = full_.row_product();
+    layout_.Sweep(plan_, begin, end, full_.col_direction(), Partial(block, 0), [=](auto row, V s) HWY_ATTR {
       const V p = row.Load(direction);
       row.Store(hn::Add(p, s), product);
       return p;
@@ -282,13 +259,13 @@ class ImplicitSolver final : public MatrixSolver {
   // ---- (dP - alpha_i - beta_j) P, in place of the cotangent ---------------------------------------------------------
   void GradientRows(int64_t begin, int64_t end) {
     const D d;
-    const T* beta = full_mode_ ? full_cg_.beta() : cg_.solution();
+    const T* beta = full_mode_ ? full_.beta() : reduced_.solution();
     for (int64_t i = begin; i < end; ++i) {
       const T* p = plan_ + i * layout_.stride();
       T* gradient = cotangent_ + i * layout_.stride();
       V alpha;
       if (full_mode_) {
-        alpha = layout_.LoadRow(full_cg_.alpha(), i);
+        alpha = layout_.LoadRow(full_.alpha(), i);
       } else {
         V product = hn::Zero(d);
         for (int64_t k = 0; k < layout_.stride(); k += kLanes) {
@@ -431,8 +408,8 @@ class ImplicitSolver final : public MatrixSolver {
   const MatrixTensor staged_;
   const bool full_mode_, unit_mode_;
   const int64_t block_rows_, blocks_;
-  LaplacianCg<Layout> cg_;
-  FullCg<Layout> full_cg_;
+  LaplacianCg<Layout> reduced_;
+  FullSystem<Layout> full_;
   Group<kMembers> group_;
   Pass pass_ = Pass::kDone;
   T *plan_, *cotangent_, *row_sum_, *row_inverse_, *row_side_, *diagonal_, *accumulator_;

@@ -2,7 +2,7 @@
 //
 //   S = diag(d) - P^T diag(1/r) P,    S 1 = 0 when d are P's column sums: a weighted graph Laplacian.
 //
-// LaplacianCg: conjugate gradients, preconditioned by diag(d), the constant vector projected out; the owner supplies
+// LaplacianCg: by SymmetricSolver, preconditioned by diag(d), the constant vector projected out; the owner supplies
 // P^T diag(1/r) P p, one sweep over P per step. LaplacianFactor: elimination for few columns. It forms the weights of
 // the graph, which are sums of positive terms, and takes each diagonal entry as a sum of weights, never as a
 // difference, so that even couplings far below rounding are resolved to full relative accuracy.
@@ -19,18 +19,11 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/normalization_layout-inl.h"
 #include "kernels/cpu/normalization_marginals-inl.h"
+#include "kernels/cpu/normalization_symmetric-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Lane scalar: sum over elements k, k + kLanes, ... of term(k).
-template <class Layout, class F>
-HWY_INLINE typename Layout::V SumOver(const Layout& layout, int64_t elements, F term) {
-  typename Layout::V sum = hn::Zero(typename Layout::D());
-  for (int64_t k = 0; k < elements; k += Layout::kLanes) sum = hn::Add(sum, term(k));
-  return layout.Reduce(sum);
-}
 
 template <class Layout>
 class LaplacianCg {
@@ -40,11 +33,11 @@ class LaplacianCg {
   using V = typename Layout::V;
   static constexpr int64_t kLanes = Layout::kLanes;
 
-  LaplacianCg(const Layout& layout, Arena* arena) : layout_(layout), size_(layout.col_elements()) {
-    x_ = arena->Take<T>(size_);
-    residual_ = arena->Take<T>(size_);
-    p_ = arena->Take<T>(size_);
-    q_ = arena->Take<T>(size_);
+  // definite: S is positive semidefinite, as it is where r and d are P's sums. least_curvature: SymmetricSolver's.
+  LaplacianCg(const Layout& layout, bool definite, double least_curvature, Arena* arena)
+      : layout_(layout),
+        size_(layout.col_elements()),
+        solver_(layout, size_, 2 * layout.cols() + 10, definite, least_curvature, arena) {
     diagonal_ = arena->Take<T>(size_);
     inverse_ = arena->Take<T>(size_);
   }
@@ -56,52 +49,27 @@ class LaplacianCg {
       const V diag = hn::Load(d, diagonal + k);
       hn::Store(diag, d, diagonal_ + k);
       hn::Store(hn::IfThenZeroElse(hn::Le(diag, hn::Zero(d)), hn::Div(hn::Set(d, T(1)), diag)), d, inverse_ + k);
-      hn::Store(hn::Load(d, b + k), d, residual_ + k);
-      hn::Store(hn::Zero(d), d, x_ + k);
+      hn::Store(hn::Load(d, b + k), d, solver_.right() + k);
     }
     const V sum = SumOver(layout_, size_, [&](int64_t k) HWY_ATTR { return hn::Load(d, diagonal_ + k); });
     hn::Store(hn::Div(hn::Set(d, T(1)), sum), d, inverse_sum_.value);
-    Project(residual_);
-    hn::Store(Norm(), d, norm_.value);
-    hn::Store(hn::Mul(Norm(), hn::Set(d, static_cast<T>(tolerance * tolerance))), d, goal_.value);
-    for (int64_t k = 0; k < size_; k += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, residual_ + k), hn::Load(d, inverse_ + k)), d, p_ + k);
-    }
-    steps_ = 0;
+    Project(solver_.right());
+    solver_.Begin(inverse_, tolerance);
   }
-  bool done() const {
-    const D d;
-    return steps_ >= 2 * layout_.cols() + 10 ||
-           hn::AllTrue(d, hn::Not(hn::Gt(hn::Load(d, norm_.value), hn::Load(d, goal_.value))));
-  }
-  const T* direction() const { return p_; }
-  T* solution() { return x_; }
+  bool done() const { return solver_.done(); }
+  const T* direction() const { return solver_.direction(); }
+  T* solution() { return solver_.solution(); }
 
   // product = P^T diag(1/r) P direction().
   void Step(const T* product) {
     const D d;
-    ++steps_;
+    const T* p = direction();
+    T* q = solver_.product();
     for (int64_t k = 0; k < size_; k += kLanes) {
-      hn::Store(hn::MulSub(hn::Load(d, diagonal_ + k), hn::Load(d, p_ + k), hn::Load(d, product + k)), d, q_ + k);
+      hn::Store(hn::MulSub(hn::Load(d, diagonal_ + k), hn::Load(d, p + k), hn::Load(d, product + k)), d, q + k);
     }
-    Project(q_);
-    const V norm = hn::Load(d, norm_.value);
-    const V curvature =
-        SumOver(layout_, size_, [&](int64_t k) HWY_ATTR { return hn::Mul(hn::Load(d, p_ + k), hn::Load(d, q_ + k)); });
-    // Lanes that are done, or whose direction S does not see, stay where they are.
-    const auto moves = hn::And(hn::Gt(norm, hn::Load(d, goal_.value)), hn::Ne(curvature, hn::Zero(d)));
-    const V step = hn::IfThenElseZero(moves, hn::Div(norm, curvature));
-    for (int64_t k = 0; k < size_; k += kLanes) {
-      hn::Store(hn::MulAdd(step, hn::Load(d, p_ + k), hn::Load(d, x_ + k)), d, x_ + k);
-      hn::Store(hn::NegMulAdd(step, hn::Load(d, q_ + k), hn::Load(d, residual_ + k)), d, residual_ + k);
-    }
-    const V next = hn::IfThenElseZero(moves, Norm());
-    const V turn = hn::IfThenElseZero(moves, hn::Div(next, norm));
-    hn::Store(next, d, norm_.value);
-    for (int64_t k = 0; k < size_; k += kLanes) {
-      const V z = hn::Mul(hn::Load(d, residual_ + k), hn::Load(d, inverse_ + k));
-      hn::Store(hn::MulAdd(turn, hn::Load(d, p_ + k), z), d, p_ + k);
-    }
+    Project(q);
+    solver_.Step();
   }
 
  private:
@@ -114,19 +82,12 @@ class LaplacianCg {
       hn::Store(hn::NegMulAdd(share, hn::Load(d, diagonal_ + k), hn::Load(d, x + k)), d, x + k);
     }
   }
-  V Norm() const {
-    const D d;
-    return SumOver(layout_, size_, [&](int64_t k) HWY_ATTR {
-      const V r = hn::Load(d, residual_ + k);
-      return hn::Mul(hn::Mul(r, r), hn::Load(d, inverse_ + k));
-    });
-  }
 
   const Layout& layout_;
   const int64_t size_;
-  T *x_, *residual_, *p_, *q_, *diagonal_, *inverse_;
-  LaneScalar<T, kLanes> inverse_sum_, norm_, goal_;
-  int64_t steps_ = 0;
+  SymmetricSolver<Layout> solver_;
+  T *diagonal_, *inverse_;
+  LaneScalar<T, kLanes> inverse_sum_;
 };
 
 // For matrices of few columns; the work is rows * cols^2 + cols^3 / 3 and not cut into blocks.

@@ -103,7 +103,11 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool columns = bare && task.transposed &&
                        (unguarded || (task.guard == Guard::kMax && task.guard_value * task.n <= kHeldGuardMost));
   const bool held = alike && beyond && ((bare && unguarded && !task.transposed) || adds || columns);
-  const bool backward = task.backward != BackwardMode::kImplicitFull && (in_registers || plain || held);
+  // IMPLICIT_UNIT of sums that are not 1 is not definite, which kGeneral alone can solve.
+  const bool definite =
+      task.backward == BackwardMode::kImplicit ||
+      (task.backward == BackwardMode::kImplicitUnit && task.n == task.m && !task.has_dustbin && !task.own_marginals);
+  const bool backward = definite && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
     return Kernel::kGeneral;

@@ -99,8 +99,8 @@ __device__ inline void NewtonStep(Member* m, const double* missing, double* newt
     double* inverse = m->Row(2);
     block.ForEach(task.rows, [&](int64_t i) { inverse[i] = 1 / m->Row(kMarginal)[i]; });
     const auto plan = [&](int i, int j) { return m->memory.plan[m->At(i, j)]; };
-    SolveReduced(block, task.rows, task.cols, plan, inverse, m->Col(kSum), missing, 1e-3, x, m->Row(3), m->Row(4),
-                 m->Row(5), m->Row(6));
+    SolveReduced<true>(block, task.rows, task.cols, plan, inverse, m->Col(kSum), missing, 1e-3, 0.0, m->Row(6),
+                       {x, m->Row(3), m->Row(4), m->Row(5)});
   }
   double low = DBL_MAX, high = -DBL_MAX;
   for (int64_t j = block.thread; j < task.cols; j += block.threads) {

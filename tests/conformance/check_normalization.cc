@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "gtest/gtest.h"
 #include "tests/conformance/check.h"
@@ -20,6 +21,22 @@ double LargestLogit(const Normalization& problem) {
     largest = std::max(largest, std::abs(std::max(logit, problem.recipe.logit_floor)));
   }
   return largest;
+}
+
+// `gradient` [problem.n, problem.m]; the dustbin's row and column all share its score.
+void ExpectGradient(const std::string& what, const Case& member_case, const Answer& member, const Vector& gradient,
+                    double room) {
+  const Normalization problem = MemberNormalization(member_case);
+  const int64_t n = member_case.problem.n, m = member_case.problem.m;
+  Vector logits(n * m);
+  double score = 0;
+  for (int64_t k = 0; k < problem.n * problem.m; ++k) {
+    const int64_t i = k / problem.m, j = k % problem.m;
+    (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
+  }
+  ExpectClose(what, member.gradient_logits.values(), logits, room);
+  if (!member_case.dustbin_score.present()) return;
+  ExpectClose(what + ", dustbin", member.gradient_dustbin_score.values(), {score}, room * (n + m + 1));
 }
 
 }  // namespace
@@ -72,18 +89,41 @@ void ExpectMatchesUnrolled(const std::string& what, const Case& member_case, con
   const double line = std::max(MaxAbs(oracle::RowSums(terms, problem.n, problem.m)),
                                MaxAbs(oracle::ColumnSums(terms, problem.n, problem.m)));
   const double cancelled = line * (1 + LargestLogit(problem) / 8);
-  // The dustbin's row and column all share its score.
-  const int64_t n = member_case.problem.n, m = member_case.problem.m;
-  Vector logits(n * m);
-  double score = 0;
-  for (int64_t k = 0; k < problem.n * problem.m; ++k) {
-    const int64_t i = k / problem.m, j = k % problem.m;
-    (i < n && j < m ? logits[i * m + j] : score) += gradient[k];
+  ExpectGradient(what, member_case, member, gradient, GradientRoom(member_case, MaxAbs(gradient), cancelled));
+}
+
+void ExpectMatchesImplicit(const std::string& what, const Case& member_case, const Answer& member) {
+  const Normalization problem = MemberNormalization(member_case);
+  const Vector marginals = RowMarginals(problem);
+  const auto [least, most] = std::minmax_element(marginals.begin(), marginals.end());
+  if (LargestLogit(problem) > 10 || *least < 0.01 || *most > 100) return;
+  const int64_t n = problem.n, m = problem.m;
+  const Vector plan = member.plan.values(), cotangent = member_case.cotangent.values();
+  const auto formula = [&](const Vector& at) {
+    switch (member_case.problem.normalization.backward) {
+      case BackwardMode::kImplicitUnit:
+        return GradientThroughStart(problem, oracle::ImplicitUnitGradient(at, n, m, cotangent));
+      case BackwardMode::kImplicitFull:
+        return GradientThroughStart(problem, oracle::ImplicitFullGradient(at, n, m, cotangent));
+      default:
+        return GradientThroughStart(problem, oracle::ImplicitGradient(at, n, m, cotangent));
+    }
+  };
+  const Vector gradient = formula(plan);
+  const double rounding = std::max(member_case.solver().precision == Precision::kDouble ? 1e-12 : 1e-7,
+                                   UnitRoundoff(member_case.output_dtype));
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> any(-rounding, rounding);
+  double sensitivity = 0, cancelled = 0;
+  for (int k = 0; k < 3; ++k) {
+    Vector other = plan;
+    for (double& p : other) p *= 1 + any(random);
+    const Vector moved = formula(other);
+    for (size_t e = 0; e < moved.size(); ++e) sensitivity = std::max(sensitivity, std::abs(moved[e] - gradient[e]));
   }
-  const double room = GradientRoom(member_case, MaxAbs(gradient), cancelled);
-  ExpectClose(what, member.gradient_logits.values(), logits, room);
-  if (!member_case.dustbin_score.present()) return;
-  ExpectClose(what + ", dustbin", member.gradient_dustbin_score.values(), {score}, room * (n + m + 1));
+  for (size_t k = 0; k < plan.size(); ++k) cancelled = std::max(cancelled, std::abs(plan[k] * cotangent[k]));
+  const double room = GradientRoom(member_case, MaxAbs(gradient), cancelled * std::max(n, m)) + 100 * sensitivity;
+  ExpectGradient(what, member_case, member, gradient, room);
 }
 
 void ExpectScalesExactly(const Case& member_case, const Answer& member) {

@@ -22,6 +22,12 @@ void ExpectMatchesRecipe(const Case& member_case, const Answer& member);
 // The gradient of a case of one member, against the reverse of the recipe's steps. `what` names the comparison.
 void ExpectMatchesUnrolled(const std::string& what, const Case& member_case, const Answer& member);
 
+// The gradient of a case of one member by an implicit mode, against that mode's formula at the plan of the answer: up
+// to a hundred times what the rounding of the plan itself does to it. Not of logits beyond 10, whose plans may be as
+// good as parted, nor of marginals below 0.01 or beyond 100, which IMPLICIT_UNIT is not for: their systems may be
+// singular but for roundings.
+void ExpectMatchesImplicit(const std::string& what, const Case& member_case, const Answer& member);
+
 // The plan of EXACT scales the exponentials of the logits, and is as far from its marginals as it is said to be.
 void ExpectScalesExactly(const Case& member_case, const Answer& member);
 

@@ -229,10 +229,12 @@ TEST_P(RandomTest, NormalizationForwardAndBackward) {
   }
 }
 
-// Wherever iterations end, EXACT too: the plan, what is said of it, and the derivative of what was done.
+// Wherever iterations end, EXACT too: the plan, what is said of it, and the derivative of what was done or at its plan.
 TEST_P(RandomTest, NormalizationsAreWhatTheySay) {
   if (GetParam() == "cpu_streamed") GTEST_SKIP() << "the same as cpu";
-  for (int seed : Seeds({}, 4)) {
+  // These as well: systems that are not definite, of sums that IMPLICIT_UNIT and IMPLICIT_FULL take for 1, and one of
+  // a single column, which is nothing but rounding.
+  for (int seed : Seeds({301055, 301318, 301483, 401033, 402369, 301547}, 4)) {
     Case c = AnyNormalization(seed);
     AnyBackward(seed, &c);
     if (oracle::MaxAbs(c.logits.values()) > 1e4) continue;  // Beyond the stated accuracy.
@@ -254,6 +256,8 @@ TEST_P(RandomTest, NormalizationsAreWhatTheySay) {
       }
       if (c.cotangent.present() && c.problem.normalization.backward == BackwardMode::kUnrolled) {
         ExpectMatchesUnrolled(LabelPrefix(c) + "unrolled, at its end", member, of_member);
+      } else if (c.cotangent.present()) {
+        ExpectMatchesImplicit(LabelPrefix(c) + "implicit, at its plan", member, of_member);
       }
     }
   }

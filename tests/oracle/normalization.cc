@@ -295,6 +295,11 @@ Vector UnrolledGradient(const Normalization& problem, const Vector& cotangent) {
   return gradient;
 }
 
+Vector GradientThroughStart(const Normalization& problem, Vector gradient) {
+  StartBackward(problem, &gradient);
+  return gradient;
+}
+
 Vector ImplicitGradient(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent) {
   return ReducedImplicitGradient(plan, n, m, cotangent, RowSums(plan, n, m), ColumnSums(plan, n, m));
 }

@@ -39,6 +39,9 @@ Vector Normalize(const Normalization& problem);
 // by hand. REQUIRES: not the exact recipe.
 Vector UnrolledGradient(const Normalization& problem, const Vector& cotangent);
 
+// From dL/dL of the matrix before the first division to dL/dlogits: through offset, softmax and floor.
+Vector GradientThroughStart(const Normalization& problem, Vector gradient);
+
 // Implicit derivatives from P alone (n x m). Marginals that P has; all 1; all 1 by the full (n + m)
 // system.
 Vector ImplicitGradient(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent);
