@@ -257,7 +257,7 @@ class ExactSolver final : public ForwardSolver<ExactSolver<Layout>, Layout, true
 
   const bool dense_;
   LaplacianFactor<Layout> factor_of_;
-  LaplacianCg<Layout> cg_;
+  LaplacianSystem<Layout> cg_;
   T *sweep_, *newton_, *target_, *missing_;
   Scalar error_, scale_, tries_, is_newton_, total_;
   Scalar difference_;  // Of the given totals.

@@ -408,7 +408,7 @@ class ImplicitSolver final : public MatrixSolver {
   const MatrixTensor staged_;
   const bool full_mode_, unit_mode_;
   const int64_t block_rows_, blocks_;
-  LaplacianCg<Layout> reduced_;
+  LaplacianSystem<Layout> reduced_;
   FullSystem<Layout> full_;
   Group<kMembers> group_;
   Pass pass_ = Pass::kDone;

@@ -2,8 +2,8 @@
 //
 //   S = diag(d) - P^T diag(1/r) P,    S 1 = 0 when d are P's column sums: a weighted graph Laplacian.
 //
-// LaplacianCg: by SymmetricSolver, preconditioned by diag(d), the constant vector projected out; the owner supplies
-// P^T diag(1/r) P p, one sweep over P per step. LaplacianFactor: elimination for few columns. It forms the weights of
+// LaplacianSystem: by SymmetricSolver, preconditioned by diag(d), the constant vector projected out; the owner
+// supplies P^T diag(1/r) P p, one sweep over P per step. LaplacianFactor: elimination for few columns. It forms the weights of
 // the graph, which are sums of positive terms, and takes each diagonal entry as a sum of weights, never as a
 // difference, so that even couplings far below rounding are resolved to full relative accuracy.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LAPLACIAN_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -26,7 +26,7 @@ namespace sinkhorn::cpu::normalization::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class Layout>
-class LaplacianCg {
+class LaplacianSystem {
  public:
   using T = typename Layout::T;
   using D = typename Layout::D;
@@ -34,7 +34,7 @@ class LaplacianCg {
   static constexpr int64_t kLanes = Layout::kLanes;
 
   // definite: S is positive semidefinite, as it is where r and d are P's sums. least_curvature: SymmetricSolver's.
-  LaplacianCg(const Layout& layout, bool definite, double least_curvature, Arena* arena)
+  LaplacianSystem(const Layout& layout, bool definite, double least_curvature, Arena* arena)
       : layout_(layout),
         size_(layout.col_elements()),
         solver_(layout, size_, 2 * layout.cols() + 10, definite, least_curvature, arena) {

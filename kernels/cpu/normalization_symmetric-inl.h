@@ -58,7 +58,7 @@ class SymmetricSolver {
   // b, to be filled before Begin. Padding must be 0, here and in the product.
   T* right() const { return definite_ ? residual_ : right_; }
 
-  // To a residual of `tolerance` in the norm of the preconditioner `inverse`. REQUIRES: definite, or that is 1.
+  // To a residual of `tolerance` in the norm of the preconditioner `inverse`, which is taken for 1 unless definite.
   void Begin(const T* inverse, double tolerance) {
     inverse_ = inverse;
     if (!definite_) std::copy(right_, right_ + size_, residual_);
@@ -217,12 +217,14 @@ class SymmetricSolver {
   const bool definite_;
   const T least_curvature_;
   const T* inverse_ = nullptr;
-  T *x_, *residual_, *p_, *q_;                                               // p: minimal residuals' w.
-  T *right_ = nullptr, *v_ = nullptr, *old_v_ = nullptr, *old_w_ = nullptr;  // Where A may be indefinite.
-  Scalar norm_, goal_;                                                       // Squares of the residual's.
-  Scalar spread_;                                                            // (p, p / preconditioner)
-  Scalar indefinite_;                                                        // 1: it is.
-  Scalar length_;                                                            // The residual's.
+  T *x_, *residual_, *q_;
+  T* p_;  // The direction; of minimal residuals: w.
+  // Where A may be indefinite.
+  T *right_ = nullptr, *v_ = nullptr, *old_v_ = nullptr, *old_w_ = nullptr;
+  Scalar norm_, goal_;  // Squares: of the residual's length, and of what that is to be.
+  Scalar spread_;       // (p, p / preconditioner)
+  Scalar indefinite_;   // 1: A is.
+  Scalar length_;       // Of the residual.
   Scalar cosine_, sine_, beta_, bar_, above_;
   Scalar largest_;     // Square of a column of the tridiagonal matrix.
   int64_t steps_ = 0;  // Of this phase.

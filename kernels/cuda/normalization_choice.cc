@@ -103,7 +103,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool columns = bare && task.transposed &&
                        (unguarded || (task.guard == Guard::kMax && task.guard_value * task.n <= kHeldGuardMost));
   const bool held = alike && beyond && ((bare && unguarded && !task.transposed) || adds || columns);
-  // IMPLICIT_UNIT of sums that are not 1 is not definite, which kGeneral alone can solve.
+  // Where sums are not to be 1, IMPLICIT_UNIT's system is not definite; kGeneral alone is made for that.
   const bool definite =
       task.backward == BackwardMode::kImplicit ||
       (task.backward == BackwardMode::kImplicitUnit && task.n == task.m && !task.has_dustbin && !task.own_marginals);

@@ -152,31 +152,6 @@ void DivideBackward(const Normalization& problem, bool rows, const Vector& matri
   }
 }
 
-// Reverse of StartMatrix and of the floor.
-void StartBackward(const Normalization& problem, Vector* gradient) {
-  Vector before_offset = FlooredLogits(problem);
-  const bool softmax = problem.recipe.start == Start::kRowSoftmax;
-  if (softmax) before_offset = LogSoftmaxRows(problem, std::move(before_offset));
-  const Vector after_offset = StartMatrix(problem);
-  for (size_t k = 0; k < gradient->size(); ++k) {
-    (*gradient)[k] *= std::exp(before_offset[k] - after_offset[k]);
-  }
-  if (softmax) {
-    const Vector log_sums = LogSums(problem, true, before_offset);
-    for (int64_t i = 0; i < problem.n; ++i) {
-      double total = 0;
-      for (int64_t j = 0; j < problem.m; ++j) total += (*gradient)[i * problem.m + j];
-      for (int64_t j = 0; j < problem.m; ++j) {
-        const int64_t at = i * problem.m + j;
-        (*gradient)[at] -= total * std::exp(before_offset[at] - log_sums[i]);
-      }
-    }
-  }
-  for (size_t k = 0; k < gradient->size(); ++k) {
-    if (problem.logits[k] <= problem.recipe.logit_floor) (*gradient)[k] = 0;
-  }
-}
-
 Vector NormalizeExactly(const Normalization& problem) {
   Transport transport;
   transport.n = problem.n;
@@ -282,6 +257,31 @@ Vector Normalize(const Normalization& problem) {
   return ExpOfAll(std::move(matrix));
 }
 
+Vector GradientThroughStart(const Normalization& problem, Vector gradient) {
+  Vector before_offset = FlooredLogits(problem);
+  const bool softmax = problem.recipe.start == Start::kRowSoftmax;
+  if (softmax) before_offset = LogSoftmaxRows(problem, std::move(before_offset));
+  const Vector after_offset = StartMatrix(problem);
+  for (size_t k = 0; k < gradient.size(); ++k) {
+    gradient[k] *= std::exp(before_offset[k] - after_offset[k]);
+  }
+  if (softmax) {
+    const Vector log_sums = LogSums(problem, true, before_offset);
+    for (int64_t i = 0; i < problem.n; ++i) {
+      double total = 0;
+      for (int64_t j = 0; j < problem.m; ++j) total += gradient[i * problem.m + j];
+      for (int64_t j = 0; j < problem.m; ++j) {
+        const int64_t at = i * problem.m + j;
+        gradient[at] -= total * std::exp(before_offset[at] - log_sums[i]);
+      }
+    }
+  }
+  for (size_t k = 0; k < gradient.size(); ++k) {
+    if (problem.logits[k] <= problem.recipe.logit_floor) gradient[k] = 0;
+  }
+  return gradient;
+}
+
 Vector UnrolledGradient(const Normalization& problem, const Vector& cotangent) {
   std::vector<Vector> history = {StartMatrix(problem)};
   const std::vector<bool> steps = Steps(problem);
@@ -291,13 +291,7 @@ Vector UnrolledGradient(const Normalization& problem, const Vector& cotangent) {
   for (size_t step = steps.size(); step-- > 0;) {
     DivideBackward(problem, steps[step], history[step], &gradient);
   }
-  StartBackward(problem, &gradient);
-  return gradient;
-}
-
-Vector GradientThroughStart(const Normalization& problem, Vector gradient) {
-  StartBackward(problem, &gradient);
-  return gradient;
+  return GradientThroughStart(problem, std::move(gradient));
 }
 
 Vector ImplicitGradient(const Vector& plan, int64_t n, int64_t m, const Vector& cotangent) {

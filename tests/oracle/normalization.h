@@ -39,7 +39,8 @@ Vector Normalize(const Normalization& problem);
 // by hand. REQUIRES: not the exact recipe.
 Vector UnrolledGradient(const Normalization& problem, const Vector& cotangent);
 
-// From dL/dL of the matrix before the first division to dL/dlogits: through offset, softmax and floor.
+// From the gradient in the log of the matrix before the first division to that in the logits: through
+// offset, softmax and floor.
 Vector GradientThroughStart(const Normalization& problem, Vector gradient);
 
 // Implicit derivatives from P alone (n x m). Marginals that P has; all 1; all 1 by the full (n + m)
