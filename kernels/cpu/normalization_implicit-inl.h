@@ -70,7 +70,11 @@ class FullSystem {
   }
 
  private:
+  // Twice, as in LaplacianSystem.
   void Project(T* x) const {
+    for (int pass = 0; pass < 2; ++pass) ProjectOnce(x);
+  }
+  void ProjectOnce(T* x) const {
     const D d;
     const V difference =
         hn::Sub(SumOver(layout_, rows_, [&](int64_t k) HWY_ATTR { return hn::Load(d, x + k); }),

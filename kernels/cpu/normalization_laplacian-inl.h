@@ -3,8 +3,8 @@
 //   S = diag(d) - P^T diag(1/r) P,    S 1 = 0 when d are P's column sums: a weighted graph Laplacian.
 //
 // LaplacianSystem: by SymmetricSolver, preconditioned by diag(d), the constant vector projected out; the owner
-// supplies P^T diag(1/r) P p, one sweep over P per step. LaplacianFactor: elimination for few columns. It forms the weights of
-// the graph, which are sums of positive terms, and takes each diagonal entry as a sum of weights, never as a
+// supplies P^T diag(1/r) P p, one sweep over P per step. LaplacianFactor: elimination for few columns. It forms the
+// weights of the graph, which are sums of positive terms, and takes each diagonal entry as a sum of weights, never as a
 // difference, so that even couplings far below rounding are resolved to full relative accuracy.
 #if defined(SINKHORN_KERNELS_CPU_NORMALIZATION_LAPLACIAN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SINKHORN_KERNELS_CPU_NORMALIZATION_LAPLACIAN_INL_H_
@@ -37,6 +37,7 @@ class LaplacianSystem {
   LaplacianSystem(const Layout& layout, bool definite, double least_curvature, Arena* arena)
       : layout_(layout),
         size_(layout.col_elements()),
+        projections_(definite ? 1 : 2),
         solver_(layout, size_, 2 * layout.cols() + 10, definite, least_curvature, arena) {
     diagonal_ = arena->Take<T>(size_);
     inverse_ = arena->Take<T>(size_);
@@ -73,18 +74,22 @@ class LaplacianSystem {
   }
 
  private:
-  // Keeps x orthogonal to the constant: subtracts diag(d) 1 (1^T x) / (1^T d).
+  // Keeps x orthogonal to the constant: subtracts diag(d) 1 (1^T x) / (1^T d). What is left of it is a rounding of what
+  // there was, which is more than all the rest at times where S 1 is not 0: once more then.
   void Project(T* x) const {
     const D d;
-    const V sum = SumOver(layout_, size_, [&](int64_t k) HWY_ATTR { return hn::Load(d, x + k); });
-    const V share = hn::Mul(sum, hn::Load(d, inverse_sum_.value));
-    for (int64_t k = 0; k < size_; k += kLanes) {
-      hn::Store(hn::NegMulAdd(share, hn::Load(d, diagonal_ + k), hn::Load(d, x + k)), d, x + k);
+    for (int pass = 0; pass < projections_; ++pass) {
+      const V sum = SumOver(layout_, size_, [&](int64_t k) HWY_ATTR { return hn::Load(d, x + k); });
+      const V share = hn::Mul(sum, hn::Load(d, inverse_sum_.value));
+      for (int64_t k = 0; k < size_; k += kLanes) {
+        hn::Store(hn::NegMulAdd(share, hn::Load(d, diagonal_ + k), hn::Load(d, x + k)), d, x + k);
+      }
     }
   }
 
   const Layout& layout_;
   const int64_t size_;
+  const int projections_;
   SymmetricSolver<Layout> solver_;
   T *diagonal_, *inverse_;
   LaneScalar<T, kLanes> inverse_sum_;

@@ -126,9 +126,12 @@ __device__ void SolveReduced(Block& block, int n, int m, Plan plan, const double
                              const SolverMemory& memory) {
   const auto inverted = [&](int64_t k) { return diagonal[k] > kNothing ? 1 / diagonal[k] : 0.0; };
   const double inverse_sum = 1 / block.SumOf(m, [&](int64_t k) { return diagonal[k]; });
+  // Twice where the constant's image is not 0: what is left of it at first may be more than all the rest.
   const auto project = [&](double* y) {
-    const double share = block.SumOf(m, [&](int64_t k) { return y[k]; }) * inverse_sum;
-    block.ForEach(m, [&](int64_t k) { y[k] -= share * diagonal[k]; });
+    for (int pass = 0; pass < (kDefinite ? 1 : 2); ++pass) {
+      const double share = block.SumOf(m, [&](int64_t k) { return y[k]; }) * inverse_sum;
+      block.ForEach(m, [&](int64_t k) { y[k] -= share * diagonal[k]; });
+    }
   };
   const auto right = [&] {
     block.ForEach(m, [&](int64_t k) { memory.residual[k] = b[k]; });
@@ -151,8 +154,10 @@ __device__ void SolveFull(Block& block, int n, int m, Plan plan, const double* s
                           const SolverMemory& memory) {
   const int size = n + m;
   const auto project = [&](double* y) {
-    const double share = block.SumOf(size, [&](int64_t k) { return k < n ? y[k] : -y[k]; }) / size;
-    block.ForEach(size, [&](int64_t k) { y[k] -= k < n ? share : -share; });
+    for (int pass = 0; pass < 2; ++pass) {
+      const double share = block.SumOf(size, [&](int64_t k) { return k < n ? y[k] : -y[k]; }) / size;
+      block.ForEach(size, [&](int64_t k) { y[k] -= k < n ? share : -share; });
+    }
   };
   const auto to_residual = [&] {
     block.ForEach(size, [&](int64_t k) { memory.residual[k] = k < n ? side[k] : right[k - n]; });
