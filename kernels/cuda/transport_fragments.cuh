@@ -31,12 +31,12 @@ __device__ inline uint32_t PackFinite(float x, float y) {
 }
 
 // sums (+)= entries of 16 kCount columns * their points (or steps), at `columns` in shared memory: begun, as a group of
-// products.
-template <int kPlanes, int kColumns, int kCount>
+// products. kRows: of a plane.
+template <int kPlanes, int kColumns, int kRows = kCloudTile, int kCount>
 __device__ inline void CommitSums(const uint32_t (&high)[kCount][4], const uint32_t (&low)[kCount][4], uint64_t columns,
                                   bool add, float (&sums)[kColumns / 8][4]) {
-  constexpr int kRowBytes = 2 * kColumns;                                 // As CloudRowBytes.
-  constexpr int kPlane = kCloudTile * kRowBytes / 16, kStep = kRowBytes;  // 16 rows of them, in units of 16 bytes.
+  constexpr int kRowBytes = 2 * kColumns;                            // As CloudRowBytes.
+  constexpr int kPlane = kRows * kRowBytes / 16, kStep = kRowBytes;  // 16 rows of them, in units of 16 bytes.
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
     MultiplyRows<kColumns>(low[k], columns + k * kStep, k > 0 || add, sums);

@@ -129,6 +129,36 @@ struct PointSums {
     SyncCluster();
     FenceCopies();  // Copies may come again.
   }
+  // The same by a block alone, of its own sums, four times two rows and coordinates at a time: all are loaded before
+  // the first is stored.
+  template <typename Load, typename Store>
+  __device__ void Own(Load load, Store store) const {
+    constexpr int kQuads = kEntries / 4, kQuadsOfPart = kColumns / 8, kDeep = 4;
+    static_assert(kQuadsOfPart % kDeep == 0, "of one part");
+    float* mine = reinterpret_cast<float*>(DynamicShared()) + threadIdx.x;
+    __syncthreads();  // The last tile has been read.
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) {
+      mine[e * kThreads] = total[e / (kColumns / 2)][e % (kColumns / 2) / 4][e % 4];
+    }
+#pragma unroll 1
+    for (int first = 0; first < kQuads; first += kDeep) {
+      const int coordinate =
+          static_cast<int>(first / kQuadsOfPart * kDepth + first % kQuadsOfPart * 8 + threadIdx.x % 4 * 2);
+      double beside[kDeep][2][2];
+#pragma unroll
+      for (int quad = 0; quad < kDeep; ++quad) load(coordinate + 8 * quad, beside[quad]);
+#pragma unroll
+      for (int quad = 0; quad < kDeep; ++quad) {
+        float sum[2][2];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e / 2][e % 2] = mine[(4 * (first + quad) + e) * kThreads];
+        store(coordinate + 8 * quad, sum, beside[quad]);
+      }
+    }
+    __syncthreads();
+    FenceCopies();  // Copies may come again.
+  }
 };
 
 // What becomes of a row's sums, which are of densities divided by their sum:
@@ -167,12 +197,21 @@ struct PointOutputs {
   __device__ double MovedApart(int64_t i, int k, double mass, double own, float sum, double apart) const {
     return twice_kappa * (mass * apart - own * (is_negative_dot ? -centre[k] : Point(i, k)) - sum * unscale);
   }
-  // Of two rows and the coordinates k, k + 1: the rows' points, seen from the other cloud's centre.
+  // What a row's coordinate k has to be moved by, or is by itself, to be seen from the other cloud's centre.
+  __device__ double Shift(int k) const { return is_negative_dot ? -theirs[k] : centre[k] - theirs[k]; }
+  // Of two rows and the coordinates k, k + 1, or what is next to them: the rows' points.
+  __device__ void LoadPoints(const int64_t (&rows)[2], int k, double (&point)[2][2]) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      point[e / 2][e % 2] = Point(max(rows[e / 2], int64_t{0}), min(k + e % 2, dim - 1));
+    }
+  }
+  // Of the same: as they are seen from the other cloud's centre.
   __device__ void LoadApart(const int64_t (&rows)[2], int k, double (&apart)[2][2]) const {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
       if (k + which >= dim) continue;
-      const double away = theirs[k + which], shift = is_negative_dot ? -away : centre[k + which] - away;
+      const double shift = Shift(k + which);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         if (rows[row] >= 0) apart[row][which] = is_negative_dot ? shift : Point(rows[row], k + which) + shift;
@@ -213,32 +252,69 @@ struct PointOutputs {
   __device__ double Point(int64_t i, int k) const { return points[i * dim + k]; }
 };
 
-// Stores means and gradients of the thread's rows, `row0` and `row_step` behind it, and of `parts` parts of kDepth
-// coordinates. All threads of the cluster call it.
-template <int kAgain, int kColumns>
-__device__ inline void StoreSums(const PointSums<kAgain, kColumns> (&sums)[1], const Member& member, int side,
-                                 int64_t row0, int row_step, int first_part, int parts, int rank, int ranks) {
-  const PointOutputs outputs(member, side);
+// The thread's rows, `row0` and `row_step` behind it, -1 where there is none, and their masses.
+struct OwnRows {
   int64_t rows[2];
   double masses[2];
+
+  __device__ OwnRows(const Member& member, int side, int64_t row0, int row_step) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const int64_t i = row0 + row_step * row;
-    rows[row] = i < member.job.size[side] ? i : -1;
-    masses[row] = rows[row] < 0 ? 0 : member.mass(side)[i] * member.ratio(0, side)[i];
+    for (int row = 0; row < 2; ++row) {
+      const int64_t i = row0 + row_step * row;
+      rows[row] = i < member.job.size[side] ? i : -1;
+      masses[row] = rows[row] < 0 ? 0 : member.mass(side)[i] * member.ratio(0, side)[i];
+    }
   }
-  const auto load = [&](int coordinate, double(&apart)[2][2]) {
-    if (outputs.moves && coordinate < parts * kDepth) outputs.LoadApart(rows, first_part * kDepth + coordinate, apart);
-  };
-  const auto store = [&](int coordinate, const float(&sum)[2][2], const double(&apart)[2][2]) {
-    if (coordinate >= parts * kDepth) return;
-    const int k = first_part * kDepth + coordinate;
+  // Means and gradients at the coordinates k, k + 1, of which these are sums, and points seen from the other centre.
+  __device__ void Store(const PointOutputs& outputs, int k, const float (&sum)[2][2],
+                        const double (&apart)[2][2]) const {
     outputs.Store(
         outputs.projects, outputs.moves, rows, k,
         [&](int row, int which) { return outputs.Mean(k + which, masses[row], sum[row][which]); },
         [&](int row, int which) { return outputs.Moved(masses[row], sum[row][which], apart[row][which]); });
+  }
+};
+
+// Stores means and gradients of the thread's rows, and of `parts` parts of kDepth coordinates. All threads of the
+// cluster call it.
+template <int kAgain, int kColumns>
+__device__ inline void StoreSums(const PointSums<kAgain, kColumns> (&sums)[1], const Member& member, int side,
+                                 int64_t row0, int row_step, int first_part, int parts, int rank, int ranks) {
+  const PointOutputs outputs(member, side);
+  const OwnRows own(member, side, row0, row_step);
+  const auto load = [&](int coordinate, double(&apart)[2][2]) {
+    if (outputs.moves && coordinate < parts * kDepth) {
+      outputs.LoadApart(own.rows, first_part * kDepth + coordinate, apart);
+    }
+  };
+  const auto store = [&](int coordinate, const float(&sum)[2][2], const double(&apart)[2][2]) {
+    if (coordinate < parts * kDepth) own.Store(outputs, first_part * kDepth + coordinate, sum, apart);
   };
   PointSums<kAgain, kColumns>::Combine(sums, rank, ranks, /*cuts=*/1, load, store);
+}
+// The same of a block that has all tiles' sums.
+template <int kAgain, int kColumns>
+__device__ inline void StoreOwnSums(const PointSums<kAgain, kColumns>& sums, const Member& member, int side,
+                                    int64_t row0, int row_step, int first_part, int parts) {
+  __shared__ double shifts[kAgain * kDepth];
+  const PointOutputs outputs(member, side);
+  const OwnRows own(member, side, row0, row_step);
+  for (int k = threadIdx.x; k < kAgain * kDepth; k += kThreads) {
+    shifts[k] = outputs.Shift(min(first_part * kDepth + k, outputs.dim - 1));
+  }
+  const auto load = [&](int coordinate, double(&point)[2][2]) {
+    outputs.LoadPoints(own.rows, first_part * kDepth + coordinate, point);
+  };
+  const auto store = [&](int coordinate, const float(&sum)[2][2], const double(&point)[2][2]) {
+    if (coordinate >= parts * kDepth) return;
+    double apart[2][2];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      apart[e / 2][e % 2] = shifts[coordinate + e % 2] + (outputs.is_negative_dot ? 0 : point[e / 2][e % 2]);
+    }
+    own.Store(outputs, first_part * kDepth + coordinate, sum, apart);
+  };
+  sums.Own(load, store);
 }
 
 // Which part of a launch a block is. Of both sides, blocks of the first come first; each of its blocks of rows is

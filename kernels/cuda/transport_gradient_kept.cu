@@ -2,15 +2,14 @@
 // there in a frame (transport_exact.cu), on Hopper's matrix units. Of more than kDepth coordinates, since fewer take no
 // longer to multiply than to read; in frames, of products of doubles, of more than half as many.
 //
-// A block has kGradientRows rows of a side, up to kAgain parts of kDepth coordinates of the other cloud, and a share of
-// its tiles; the blocks of a cluster have the others. Each warp brings the exponents of its own 16 rows through a ring
-// of its own, some of a tile's columns to a stage, and makes matrix fragments of them, which are multiplied by the
-// tile's points as in transport_gradient.cu. The second side's rows are columns in memory: what a warp reads of them
-// lies side by side, in as many of the memory's rows as it wants columns.
-#include <type_traits>
-
+// A block has kGradientRows rows of a side, up to kKeptParts parts of kDepth coordinates of the other cloud, and a
+// share of its tiles: evenly (transport_gradient_parts.cuh), or, of few, what the others of its cluster leave. Each
+// warp brings the exponents of its own 16 rows through a ring of its own and makes matrix fragments of half a tile's,
+// which its warpgroup multiplies by the tile's points as in transport_gradient.cu, while it makes the next. The second
+// side's rows are columns in memory: what a warp reads of them lies side by side, in as many of the memory's rows as
+// it wants columns.
 #include "kernels/cuda/transport_cloud_stream.cuh"
-#include "kernels/cuda/transport_gradient.cuh"
+#include "kernels/cuda/transport_gradient_parts.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_stream.cuh"
 
@@ -18,28 +17,38 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// Parts of the coordinates that a block has at most.
-__host__ __device__ constexpr int KeptAgainOf(int dim) { return dim <= 2 * kDepth ? 2 : 4; }
+constexpr int kKeptParts = 2;  // Of the coordinates, that a block has at most: registers hold no more sums.
+constexpr int kHalfTile = kCloudTile / 2;
+
+// Groups of parts of the coordinates; and, evenly, blocks of each.
 __host__ __device__ inline int KeptGroups(const Job& job) {
-  return static_cast<int>(CeilDiv(CloudDepths(job.dim), KeptAgainOf(job.dim)));
+  return static_cast<int>(CeilDiv(CloudDepths(job.dim), kKeptParts));
 }
-// A tile's parts of the points fit, or one part and some of those to come.
-constexpr int PointStages(int planes, int again) { return planes == 1 || again == 4 ? 4 : 3; }
+__host__ __device__ inline int EvenKeptParts(const Job& job) { return kProcessors / KeptGroups(job); }
 
 // A warp's ring of exponents, as far as it can be known before: so many columns of the pass to a stage; the bytes from
 // one of the memory's rows to the next, of the first side's and of the second's, so that threads meet in no bank.
-template <int kPlanes, int kAgain>
+template <int kPlanes>
 struct KeptStages {
-  static constexpr bool kShort = kPlanes == 1, kHalves = kShort || kAgain < 4;  // Of a tile; else quarters.
-  static constexpr int kColumns = kCloudTile / (kHalves ? 2 : 4);
-  static constexpr int kStages = kShort ? 5 : kHalves ? 3 : 4;
-  static constexpr int kFirstBytes = kShort ? 144 : kHalves ? 288 : 160, kSecondBytes = kShort ? 48 : 80;
+  static constexpr bool kShort = kPlanes == 1;
+  static constexpr int kColumns = kHalfTile / 2, kStages = kShort ? 6 : 4;
+  static constexpr int kFirstBytes = kShort ? 80 : 160, kSecondBytes = kShort ? 48 : 80;
   static constexpr int kStageBytes = kColumns * kSecondBytes;
-  static constexpr size_t Bytes() { return kThreads / 32 * kStages * kStageBytes; }
+  static constexpr int kBytes = kThreads / 32 * kStages * kStageBytes;
   static_assert(16 * kFirstBytes <= kStageBytes, "room for either");
 };
 
+// A ring of half tiles' points: a part of the coordinates has a plane for each half, and the parts lie side by side.
+template <int kPlanes>
+struct PointStages {
+  static constexpr int kStages = 4;
+  static constexpr int kPlaneBytes = kHalfTile * 2 * kDepth, kPartBytes = kPlanes * kPlaneBytes;
+  static constexpr int kStageBytes = kKeptParts * kPartBytes, kBytes = kStages * kStageBytes;
+};
+
 #if SINKHORN_HOPPER
+
+constexpr int kKeptTerms = 24;  // Tiles whose columns' terms a block has at once.
 
 __device__ inline float2 LoadPair(const float* from) { return *reinterpret_cast<const float2*>(from); }
 __device__ inline float2 LoadPair(const __half* from) {
@@ -52,196 +61,355 @@ __device__ inline float2 LoadPair(const Density* from) {
   return {__log2f(t[0]), __log2f(t[1])};
 }
 
-template <class Stages, typename T>
+// The exponents of a warp's own 16 rows, kSide's, which are rows of memory (0) or its columns (1).
+template <class Stages, typename T, int kSide>
 class KeptRing {
   static constexpr int kNumber = static_cast<int>(sizeof(T)), kChunk = 16 / kNumber;  // Numbers of a copy.
+  // Of a stage: copies beside each other, of one of the memory's rows; rows at a time; times.
+  static constexpr int kChunks = (kSide == 0 ? Stages::kColumns : 16) / kChunk, kLines = 32 / kChunks;
+  static constexpr int kTimes = (kSide == 0 ? 16 : Stages::kColumns) / kLines;
+  static constexpr int kRowBytes = kSide == 0 ? Stages::kFirstBytes : Stages::kSecondBytes;
 
  public:
-  // Of rows from `first_row` on, which is the warp's first; `memory`: all warps'.
-  __device__ KeptRing(const Member& member, int side, int first_row, const CloudContext& c, char* memory)
-      : is_first_(side == 0),
-        stride_(StreamColumns(member.job, 0)),
-        last_row_(member.job.size[0] - 1),
-        ring_(memory + threadIdx.x / 32 * (Stages::kStages * Stages::kStageBytes)),
-        next_(c.first_tile * kCloudTile),
-        end_(c.last_tile * kCloudTile) {
-    const int lane = threadIdx.x % 32, quarter = lane % 4, eighth = lane / 4;
-    // Copies: some lanes have one of the memory's rows.
-    const int chunks = (is_first_ ? Stages::kColumns : 16) / kChunk, line = lane / chunks, chunk = lane % chunks;
-    step_ = 32 / chunks;
-    row_ = line + (is_first_ ? first_row : 0);
-    from_ = NumbersOf<T>(member, 0) + kChunk * chunk + (is_first_ ? 0 : first_row);
-    row_bytes_ = is_first_ ? Stages::kFirstBytes : Stages::kSecondBytes;
-    to_ = SharedAddress(ring_) + line * row_bytes_ + 16 * chunk;
-    // Reading.
-    at_ = is_first_ ? eighth * row_bytes_ + 2 * quarter * kNumber : 2 * quarter * row_bytes_ + 2 * eighth * kNumber;
-    for (int stage = 0; stage + 1 < Stages::kStages; ++stage) Copy(stage);
-    filling_ = Stages::kStages - 1;
+  // Of rows from `first_row` on, which is the warp's first, and the context's tiles; `memory`: all warps', behind the
+  // beginning of the dynamic shared memory.
+  __device__ KeptRing(const Member& member, int first_row, const CloudContext& c, int memory)
+      : ring_(memory + static_cast<int>(threadIdx.x) / 32 * (Stages::kStages * Stages::kStageBytes)),
+        row_bytes_(StreamColumns(member.job, 0) * kNumber),
+        left_((c.last_tile - c.first_tile) * (kCloudTile / Stages::kColumns)) {
+    const int first_column = c.first_tile * kCloudTile, first = kSide == 0 ? first_row : first_column;
+    const int column = (kSide == 0 ? first_column : first_row) + Lane() % kChunks * kChunk;
+    from_ = reinterpret_cast<const char*>(NumbersOf<T>(member, 0) + column) + int64_t{first + Line()} * row_bytes_;
+    rows_ = member.job.size[0] - first;
+    for (stage_ = 0; stage_ + 1 < Stages::kStages; ++stage_) Copy(stage_);
   }
   // From a row of this thread's to its second.
-  __device__ static int RowStep(int side) { return side == 0 ? 8 : 1; }
-  __device__ static int FirstOfLane(int side) {
-    const int eighth = threadIdx.x % 32 / 4;
-    return side == 0 ? eighth : 2 * eighth;
-  }
-  // The next stage's columns, as products of matrices lie.
+  static constexpr int kRowStep = kSide == 0 ? 8 : 1;
+  __device__ static int FirstOfLane() { return Lane() / 4 * (kSide == 0 ? 1 : 2); }
+  // The next stage's columns, as products of matrices lie; then Copy.
   __device__ void Next(float (&z)[Stages::kColumns / 8][4]) {
     WaitForCopies<Stages::kStages - 2>();
     __syncwarp();  // It is there, and the stage before has been read.
-    Copy(filling_);
-    if (++filling_ == Stages::kStages) filling_ = 0;
-    const char* const first = ring_ + reading_ * Stages::kStageBytes + at_;
-    const char* const second = first + (is_first_ ? 8 : 1) * row_bytes_;
-    const int to_next = 8 * (is_first_ ? kNumber : row_bytes_);
+    if (++stage_ == Stages::kStages) stage_ = 0;
+    const int quarter = Lane() % 4, eighth = Lane() / 4;
+    const char* const at =
+        DynamicShared() + ring_ + stage_ * Stages::kStageBytes +
+        (kSide == 0 ? eighth * kRowBytes + 2 * quarter * kNumber : 2 * quarter * kRowBytes + 2 * eighth * kNumber);
 #pragma unroll
     for (int j = 0; j < Stages::kColumns / 8; ++j) {
       // Of the first side pairs are of a row, of the second of a column.
-      const float2 a = LoadPair(reinterpret_cast<const T*>(first + j * to_next));
-      const float2 b = LoadPair(reinterpret_cast<const T*>(second + j * to_next));
+      const char* const pair = at + j * 8 * (kSide == 0 ? kNumber : kRowBytes);
+      const float2 a = LoadPair(reinterpret_cast<const T*>(pair));
+      const float2 b = LoadPair(reinterpret_cast<const T*>(pair + kRowStep * kRowBytes));
       z[j][0] = a.x;
-      z[j][1] = is_first_ ? a.y : b.x;
-      z[j][2] = is_first_ ? b.x : a.y;
+      z[j][1] = kSide == 0 ? a.y : b.x;
+      z[j][2] = kSide == 0 ? b.x : a.y;
       z[j][3] = b.y;
     }
-    if (++reading_ == Stages::kStages) reading_ = 0;
   }
+  // In the place of those before.
+  __device__ void Copy() { Copy(stage_ == 0 ? Stages::kStages - 1 : stage_ - 1); }
 
  private:
-  // The next stage that is not yet on its way, if there is one.
+  __device__ static int Lane() { return static_cast<int>(threadIdx.x) % 32; }
+  // Of the memory's rows, the first of this thread's copies, behind the stage's first.
+  __device__ static int Line() { return Lane() / kChunks; }
+  // The columns that are not yet on their way, if there are such. Rows behind the last are as that.
   __device__ void Copy(int stage) {
-    if (next_ < end_) {
-      const int row = is_first_ ? row_ : row_ + next_;
-      const T* const from = is_first_ ? from_ + next_ : from_;
-      const uint32_t to = to_ + stage * Stages::kStageBytes;
+    if (left_ > 0) {
+      const uint32_t to = SharedAddress(DynamicShared()) + ring_ + stage * Stages::kStageBytes + Line() * kRowBytes +
+                          16 * (Lane() % kChunks);
+      if (rows_ >= kLines * kTimes) {
 #pragma unroll
-      for (int k = 0; k < 16 * Stages::kColumns / kChunk / 32; ++k) {
-        CopyAsync16(to + k * step_ * row_bytes_, from + int64_t{min(row + k * step_, last_row_)} * stride_);
+        for (int k = 0; k < kTimes; ++k) {
+          CopyAsync16(to + k * kLines * kRowBytes, from_ + int64_t{k * kLines} * row_bytes_);
+        }
+      } else {
+#pragma unroll 1
+        for (int k = 0; k < kTimes; ++k) {
+          const int behind = max(Line() + k * kLines - (rows_ - 1), 0);
+          CopyAsync16(to + k * kLines * kRowBytes, from_ + int64_t{k * kLines - behind} * row_bytes_);
+        }
       }
-      next_ += Stages::kColumns;
+      --left_;
+      from_ += kSide == 0 ? Stages::kColumns * kNumber : Stages::kColumns * row_bytes_;
+      if (kSide == 1) rows_ -= Stages::kColumns;
     }
     CommitCopies();
   }
 
-  const bool is_first_;
-  const int stride_, last_row_;  // Of the memory's rows.
-  char* const ring_;
-  int next_;  // Column.
-  const int end_;
-  int step_, row_, row_bytes_, at_;
-  const T* from_;
-  uint32_t to_;
-  int filling_ = 0, reading_ = 0;
+  const int ring_, row_bytes_;
+  int left_, rows_;   // Stages that are not yet on their way; the memory's rows from the next one's first on.
+  const char* from_;  // Of this thread's first copy.
+  int stage_;         // The one that was read last.
+};
+
+// What a block does next: of the coordinates so many parts from the first on.
+struct KeptPiece : EvenPiece {
+  int first_part, parts;
+};
+
+// The columns' points, half a tile after the other.
+template <int kPlanes>
+class PointRing {
+ public:
+  using Stages = PointStages<kPlanes>;
+
+  __device__ PointRing(const CloudContext& c, const KeptPiece& piece, uint64_t* full, uint64_t* empty)
+      : c_(c), piece_(piece), full_(full), empty_(empty) {}
+  // By one thread, before all others may go on.
+  __device__ static void Init(uint64_t* full, uint64_t* empty) {
+    for (int stage = 0; stage < Stages::kStages; ++stage) {
+      InitBarrier(&full[stage], kPlanes * kKeptParts);
+      InitBarrier(&empty[stage], kGradientGroups);
+    }
+    FenceBarriers();
+  }
+  // The tiles of a piece, which the context has; what was asked for before has been read.
+  __device__ void Begin() {
+    first_ = step_ = static_cast<int>(OfWarp(step_));
+    for (int k = 0; k < Stages::kStages; ++k) Copy(k % kGradientGroups, k);
+  }
+  // Where the next ones lie, once they are there.
+  __device__ uint32_t Next() const {
+    WaitForPhase(&full_[step_ % Stages::kStages], step_ / Stages::kStages & 1);
+    return Base() + step_ % Stages::kStages * Stages::kStageBytes;
+  }
+  // This warpgroup has read them. In turns, one asks for what takes the place of those before, so that it need not wait
+  // for the other.
+  __device__ void Release() {
+    if (threadIdx.x % 128 == 0) Arrive(&empty_[step_ % Stages::kStages]);
+    if (step_ > first_) Copy(step_ % kGradientGroups, Stages::kStages - 1);
+    ++step_;
+  }
+  // Behind the stages, from the beginning of the dynamic shared memory.
+  __device__ static int End() { return static_cast<int>(Base() - SharedAddress(DynamicShared())) + Stages::kBytes; }
+
+ private:
+  __device__ static uint32_t Base() {
+    return (SharedAddress(DynamicShared()) + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
+  }
+  // Begins the copies of the stage that is so many ahead, if there is something for it, when it is free: a plane by
+  // each warp of a warpgroup, since a thread takes hundreds of cycles to begin a copy.
+  __device__ void Copy(int group, int ahead) {
+    const int plane = static_cast<int>(threadIdx.x) / 32 - 4 * group;
+    if (threadIdx.x % 32 == 0 && plane >= 0 && plane < kPlanes * kKeptParts) {
+      const int step = step_ + ahead, stage = step % Stages::kStages, at = step - first_;
+      const int tile = c_.first_tile + at / 2;
+      if (tile < c_.last_tile) {
+        if (step >= Stages::kStages) WaitForPhase(&empty_[stage], (step / Stages::kStages - 1) & 1);
+        if (plane < piece_.parts * kPlanes) {
+          const char* const from = c_.ColumnTile(tile, piece_.first_part, kPlanes);
+          const uint32_t to = Base() + stage * Stages::kStageBytes + plane * Stages::kPlaneBytes;
+          ArriveExpecting(&full_[stage], Stages::kPlaneBytes);
+          CopyBulk(to, from + (2 * plane + at % 2) * Stages::kPlaneBytes, Stages::kPlaneBytes, &full_[stage]);
+        } else {
+          Arrive(&full_[stage]);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  const CloudContext& c_;
+  const KeptPiece& piece_;
+  uint64_t* const full_;
+  uint64_t* const empty_;
+  int step_ = 0, first_ = 0;  // The next half tile; the first of these tiles'.
+};
+
+// What a block does with some tiles of a block of rows.
+template <int kPlanes, typename T>
+struct KeptBlock {
+  using Stages = KeptStages<kPlanes>;
+  static constexpr int kEights = Stages::kColumns / 8;
+  using Points = PointRing<kPlanes>;
+  using Terms = float[kKeptTerms][kCloudTile];
+  using Rows = PointSums<kKeptParts, kDepth>;
+
+  // The rows' sums over a piece, which the context is of.
+  template <int kSide>
+  static __device__ void Add(const Member& member, const CloudContext& c, const KeptPiece& piece, Terms& terms,
+                             Points* points, Rows* rows) {
+    const int warp_row = piece.block * kGradientRows + static_cast<int>(threadIdx.x) / 32 * 16;
+    KeptRing<Stages, T, kSide> ring(member, warp_row, c, points->End());
+    // What rows and columns add to exponents, beyond their frames.
+    float level[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int i = min(warp_row + ring.FirstOfLane() + ring.kRowStep * row, c.rows - 1);
+      level[row] = DensityLevel(c, c.own_phi[i] - BaseOf(member, 0, kSide, i), member.ratio(0, kSide)[i]);
+    }
+    const double* const frame = member.At<double>(member.job.at.frame[0][1 - kSide]);
+    // Of many tiles at a time: float64, in which they are made, waits until the matrix units are idle.
+    const auto terms_from = [&](int first) {
+      const int column = threadIdx.x % 128, last = min(first + kKeptTerms, c.last_tile);
+      __syncthreads();  // What is there has been read.
+      for (int tile = first + static_cast<int>(threadIdx.x) / 128; tile < last; tile += 4 * kGradientGroups) {
+        double phi[4], base[4], log_weight[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int at = min((tile + k * kGradientGroups) * kCloudTile + column, c.columns - 1);
+          phi[k] = c.phi[at];
+          base[k] = frame[at];
+          log_weight[k] = c.log_weight[at];
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int of = tile + k * kGradientGroups;
+          const bool there = of * kCloudTile + column < c.columns && log_weight[k] > kVoid;
+          const float term = static_cast<float>(there ? fma(phi[k] - base[k], c.scale, log_weight[k]) : kVoid);
+          if (of < last) terms[of - first][column] = term;
+        }
+      }
+      __syncthreads();
+    };
+    const float whole[2] = {1, 1};
+    struct Fragments {
+      uint32_t high[kHalfTile / 16][4], low[kHalfTile / 16][4];
+    };
+    // A quarter of a tile: half of these. The exponents of the quarter after it are read before its exponentials.
+    float z[2][kEights][4];
+    const auto make = [&](int half, int quarter, Fragments& fragments) {
+      ring.Next(z[1 - quarter]);
+      const float* const of_columns = terms[0] + half % (2 * kKeptTerms) * kHalfTile + quarter * Stages::kColumns;
+      EachFragment(1.0f, z[quarter], of_columns, level, [&](int k, const auto& h, const auto& l) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          fragments.high[quarter * kEights / 2 + k][e] = h[e];
+          fragments.low[quarter * kEights / 2 + k][e] = l[e];
+        }
+      });
+      ring.Copy();
+    };
+    // While the products of half a tile are made, part by part, a quarter of the next with each. (Of one part the
+    // second one's are of what is there, and for nothing.)
+    const auto add = [&](int half, const Fragments& now, Fragments& next) {
+      if ((half + 1) % (2 * kKeptTerms) == 0) terms_from(c.first_tile + (half + 1) / 2);
+      const uint32_t at = points->Next();
+      float sums[kDepth / 8][4];
+#pragma unroll
+      for (int part = 0; part < kKeptParts; ++part) {
+        const uint64_t columns = PointsAt<kDepth>(at + part * PointStages<kPlanes>::kPartBytes);
+        BeginProducts();
+        CommitSums<kPlanes, kDepth, kHalfTile>(now.high, now.low, columns, /*add=*/false, sums);
+        make(half + 1, part, next);
+#pragma unroll
+        for (int k = part * kEights / 2; k < (part + 1) * kEights / 2; ++k) {  // Before the products are waited for.
+#pragma unroll
+          for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(next.high[k][e]), "+r"(next.low[k][e]));
+        }
+        WaitForProducts<0>();
+        AddSums<kDepth>(whole, sums, rows->total[part]);
+      }
+      points->Release();
+    };
+    const int halves = 2 * (c.last_tile - c.first_tile);
+    Fragments even, odd;
+    terms_from(c.first_tile);
+    ring.Next(z[0]);
+    ring.Copy();
+    make(0, 0, even);
+    make(0, 1, even);
+#pragma unroll 1
+    for (int half = 0; half < halves; half += 2) {
+      add(half, even, odd);
+      add(half + 1, odd, even);
+    }
+  }
 };
 
 #endif
 
-// T: float, of FAST __half or Density.
-template <int kPlanes, int kAgain, typename T>
+// T: float, of FAST __half or Density. Without ranks: evenly.
+template <int kPlanes, typename T>
 __global__ void __launch_bounds__(kThreads, 1) KeptGradientKernel(LaunchTable table, Sides sides, int ranks) {
 #if SINKHORN_HOPPER
-  using Stages = KeptStages<kPlanes, kAgain>;
-  constexpr int kStages = PointStages(kPlanes, kAgain), kEights = Stages::kColumns / 8;
+  using Block = KeptBlock<kPlanes, T>;
+  constexpr int kStages = PointStages<kPlanes>::kStages;
   __shared__ CloudContext c;
-  __shared__ float terms[2 * kGradientGroups][kCloudTile];
+  __shared__ KeptPiece piece;
+  __shared__ typename Block::Terms terms;
   alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
-  using Columns = Stream<kPlanes, Parts::kFew, kGradientGroups, kAgain, false, kStages>;
-  // 1. Which rows, which coordinates, which tiles.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int groups = KeptGroups(job), depths = CloudDepths(job.dim);
-  const GradientPlace place = PlaceOf(job, work.block, sides, ranks, groups);
+  const bool evenly = ranks == 0;
+  const int groups = KeptGroups(job), parts = EvenKeptParts(job), blocks = parts * groups;
+  const int index = static_cast<int>(work.block % blocks), part = index / groups;
+  const GradientPlace place = evenly ? GradientPlace{0, 0, index % groups, 0, work.block / blocks}
+                                     : PlaceOf(job, work.block, sides, ranks, groups);
   const Member member{job, place.member};
-  const int side = place.side, first_part = depths * place.group / groups;
-  const int parts = depths * (place.group + 1) / groups - first_part;
   if (!IsStreamed(job, *member.state(0)) || !HasKeptGradient(job, member.state(0)->mode) || !IsSolved(member)) return;
-  if (threadIdx.x == 0) {
-    FillShape(member, RowBlock{member.index, 0, place.block, place.rank, ranks}, side, Pass::kMeasure, &c);
+  const auto tiles_of = [&] { return EvenTiles(job, EvenKeptParts(job), KeptGroups(job)); };
+  // By one thread: what is next, all of the context's tiles or some.
+  const auto fill = [&](const EvenPiece& next) {
+    const int depths = CloudDepths(job.dim), first_part = depths * place.group / groups;
+    piece = {next, first_part, depths * (place.group + 1) / groups - first_part};
+    FillShape(member, RowBlock{member.index, 0, next.block, place.rank, max(ranks, 1)}, next.side, Pass::kMeasure, &c);
     FillState(member, &c);
-    Columns::Init(full, empty);
-  }
-  __syncthreads();
-  Columns stream(c, full, empty);
-  stream.Begin(first_part, parts);
-  const int warp_row = place.block * kGradientRows + threadIdx.x / 32 * 16;
-  KeptRing<Stages, T> ring(member, side, warp_row, c, stream.End());
-  // 2. What rows and columns add to exponents, beyond their frames.
-  const int row0 = warp_row + ring.FirstOfLane(side), row_step = ring.RowStep(side);
-  float level[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const int i = min(row0 + row_step * row, c.rows - 1);
-    level[row] = DensityLevel(c, c.own_phi[i] - BaseOf(member, 0, side, i), member.ratio(0, side)[i]);
-  }
-  const int group = threadIdx.x / 128, column = threadIdx.x % 128;
-  const double* const frame = member.At<double>(job.at.frame[0][1 - side]);
-  struct Loaded {
-    double phi, frame, log_weight;
+    if (!evenly) return;
+    c.first_tile = next.first_tile;
+    c.last_tile = next.last_tile;
   };
-  const auto load = [&](int tile) {
-    const int j = min(tile * kCloudTile + column, c.columns - 1);
-    return Loaded{c.phi[j], frame[j], c.log_weight[j]};
-  };
-  const auto store = [&](int slot, int tile, const Loaded& of) {
-    const bool there = tile * kCloudTile + column < c.columns && of.log_weight > kVoid;
-    terms[slot][column] = static_cast<float>(there ? fma(of.phi - of.frame, c.scale, of.log_weight) : kVoid);
-  };
-  // 3. Sums, tile by tile.
-  PointSums<kAgain, kDepth> rows[1] = {};
-  float sums[kDepth / 8][4];
-  const float whole[2] = {1, 1};
-  store(2 * group, c.first_tile, load(c.first_tile));
-  for (int tile = c.first_tile, step = 0; tile < c.last_tile; ++tile, ++step) {
-    const Loaded next = load(tile + 1);
-    WaitForTerms();
-    uint32_t high[8][4], low[8][4];
-#pragma unroll
-    for (int first = 0; first < 8; first += kEights / 2) {
-      float z[kEights][4];
-      ring.Next(z);
-      EachFragment(1.0f, z, terms[2 * group + step % 2] + 16 * first, level, [&](int k, const auto& h, const auto& l) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) high[first + k][e] = h[e], low[first + k][e] = l[e];
-      });
+  if (threadIdx.x == 0) Block::Points::Init(full, empty);
+  typename Block::Points points(c, piece, full, empty);
+  int at = evenly ? tiles_of().FirstOf(part) : 0;
+  const int until = evenly ? tiles_of().FirstOf(part + 1) : 0;
+#pragma unroll 1
+  do {
+    const EvenPiece next = evenly ? tiles_of().PieceAt(at, part) : EvenPiece{place.side, place.block, 0, 0, 0};
+    at = next.end;
+    if (evenly && next.first_tile == next.last_tile) continue;
+    __syncthreads();  // Shared memory is free.
+    if (threadIdx.x == 0) fill(next);
+    __syncthreads();
+    points.Begin();
+    typename Block::Rows rows[1] = {};
+    piece.side == 0 ? Block::template Add<0>(member, c, piece, terms, &points, &rows[0])
+                    : Block::template Add<1>(member, c, piece, terms, &points, &rows[0]);
+    const int eighth = threadIdx.x % 32 / 4, of_warp = piece.block * kGradientRows + threadIdx.x / 32 * 16;
+    const int row0 = of_warp + (piece.side == 0 ? eighth : 2 * eighth), row_step = piece.side == 0 ? 8 : 1;
+    if (!evenly) {
+      StoreSums(rows, member, piece.side, row0, row_step, piece.first_part, piece.parts, place.rank, ranks);
+    } else if (tiles_of().MakeWhole(member, piece, part, place.group, &rows[0])) {
+      StoreOwnSums(rows[0], member, piece.side, row0, row_step, piece.first_part, piece.parts);
     }
-    store(2 * group + (step + 1) % 2, tile + 1, next);
-#pragma unroll
-    for (int part = 0; part < kAgain; ++part) {
-      if (part >= parts) break;
-      AddProducts<kPlanes, kDepth>(high, low, stream.Again(), whole, sums, rows[0].total[part]);
-      stream.Release();
-    }
-  }
-  StoreSums(rows, member, side, row0, row_step, first_part, parts, place.rank, ranks);
+  } while (at < until);
 #endif
+}
+
+// Whether blocks of rows are shared out evenly, not by clusters.
+bool IsEvenlyKept(const Job& job) {
+  return HasFrames(job) && (HasKeptGradient(job, kFloat) || HasKeptGradient(job, kMixed)) &&
+         FillDevice(job, KeptGroups(job));
 }
 
 }  // namespace
 
-int KeptParts(const Job& job) { return KeptAgainOf(job.dim); }
-
-GradientLaunch KeptGradientLaunchOf(const Job& job, int side) { return LaunchOfGroups(job, side, KeptGroups(job), 4); }
-
+GradientLaunch KeptGradientLaunchOf(const Job& job, int side) {
+  if (!IsEvenlyKept(job)) return LaunchOfGroups(job, side, KeptGroups(job), /*beside=*/4);
+  return {side == 0 ? Sides::kBoth : Sides::kNone, /*ranks=*/0};
+}
 int64_t KeptGradientBlocks(const Job& job, const GradientLaunch& launch) {
+  if (launch.ranks == 0) return job.count * EvenKeptParts(job) * KeptGroups(job);
   return BlocksOfGroups(job, launch, KeptGroups(job));
 }
+int64_t KeptGradientBytes(const Job& job) {
+  return IsEvenlyKept(job) ? PartialSumBytes(kProcessors, kKeptParts * kDepth) : 0;
+}
+int64_t KeptGradientCounters(const Job& job) {
+  return IsEvenlyKept(job) ? PartialSumCounters(job, KeptGroups(job)) : 0;
+}
 
-void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, bool densities, int parts,
-                        const GradientLaunch& of, cudaStream_t stream) {
-  const auto launch = [&](void (*kernel)(LaunchTable, Sides, int), size_t ring) {
-    const size_t points = static_cast<size_t>(PointStages(planes, parts)) * planes * kCloudTile * CloudRowBytes(kDepth);
-    const size_t bytes = std::max(points + kPlaneAlignment + ring, PointSumBytes(parts, kDepth));
-    LaunchCluster(kernel, blocks, of.ranks, kThreads, bytes, stream, table, of.sides, of.ranks);
+void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, bool densities, const GradientLaunch& of,
+                        cudaStream_t stream) {
+  const auto launch = [&](void (*kernel)(LaunchTable, Sides, int), int rings) {
+    const size_t bytes = std::max<size_t>(kPlaneAlignment + rings, PointSumBytes(kKeptParts, kDepth));
+    LaunchCluster(kernel, blocks, std::max(of.ranks, 1), kThreads, bytes, stream, table, of.sides, of.ranks);
   };
-  if (planes == 2) {
-    return parts == 2 ? launch(KeptGradientKernel<2, 2, float>, KeptStages<2, 2>::Bytes())
-                      : launch(KeptGradientKernel<2, 4, float>, KeptStages<2, 4>::Bytes());
-  }
-  if (densities) {
-    return parts == 2 ? launch(KeptGradientKernel<1, 2, Density>, KeptStages<1, 2>::Bytes())
-                      : launch(KeptGradientKernel<1, 4, Density>, KeptStages<1, 4>::Bytes());
-  }
-  parts == 2 ? launch(KeptGradientKernel<1, 2, __half>, KeptStages<1, 2>::Bytes())
-             : launch(KeptGradientKernel<1, 4, __half>, KeptStages<1, 4>::Bytes());
+  if (planes == 2) return launch(KeptGradientKernel<2, float>, KeptStages<2>::kBytes + PointStages<2>::kBytes);
+  launch(densities ? KeptGradientKernel<1, Density> : KeptGradientKernel<1, __half>,
+         KeptStages<1>::kBytes + PointStages<1>::kBytes);
 }
 
 }  // namespace cuda

@@ -58,7 +58,7 @@ Layout LayoutOf(const Job& job) {
   const bool together = sweeps ? HeldBlocks(job) > 0 || MayLoop(job) : LoopsPoints(job) || LoopsClouds(job);
   int64_t densities = 0;
   at.state = part.Take(job.engines * sizeof(EngineState));
-  at.arrival_stride = blocks + 1;
+  at.arrival_stride = std::max(blocks, KeptGradientCounters(job)) + 1;
   at.arrivals = part.Take(job.engines * at.arrival_stride * sizeof(unsigned));
   for (int side = 0; side < 2; ++side) {
     const int64_t vector = size[side] * sizeof(double);
@@ -115,7 +115,7 @@ Layout LayoutOf(const Job& job) {
       for (int side = 0; side < 2; ++side) at.frame[e][side] = part.Take(EngineSize(job, e, side) * sizeof(double));
     }
   }
-  if (MayHaveHalves(job)) densities = std::max(densities, EvenGradientBytes(job));
+  if (MayHaveHalves(job)) densities = std::max({densities, EvenGradientBytes(job), KeptGradientBytes(job)});
   at.densities = part.Take(densities);
   if (IsAccelerated(job)) {
     at.anderson = part.Take(sizeof(AndersonState));

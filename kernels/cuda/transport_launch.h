@@ -233,7 +233,7 @@ void LaunchTurn(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
 enum class Sides : int { kNone, kFirst, kSecond, kBoth };
 struct GradientLaunch {
   Sides sides;
-  int ranks;     // Blocks that share the tiles of a block of rows;
+  int ranks;     // Blocks that share the tiles of a block of rows (0: parts of all tiles are blocks');
   int cuts = 1;  // each of them cut into so many, of kCutTiles tiles.
 };
 constexpr int kCutTiles = 2;
@@ -254,12 +254,14 @@ int64_t EvenGradientBlocks(const Job& job);
 void LaunchEvenGradient(const LaunchTable& table, int64_t blocks, int planes, int dim, cudaStream_t stream);
 
 // ---- transport_gradient_kept.cu: the same for jobs whose exponents are kept, of more than kDepth coordinates ------
-// Jobs of one launch have the same planes, parts and KeptGradientLaunchOf, and all or none KeepsDensities.
-int KeptParts(const Job& job);  // Of the coordinates, that a block has.
+// Jobs of one launch have the same planes and KeptGradientLaunchOf, and all or none KeepsDensities. Bytes of a member's
+// workspace, at Layout::densities, and its Layout::arrivals.
+int64_t KeptGradientBytes(const Job& job);
+int64_t KeptGradientCounters(const Job& job);
 GradientLaunch KeptGradientLaunchOf(const Job& job, int side);
 int64_t KeptGradientBlocks(const Job& job, const GradientLaunch& launch);
-void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, bool densities, int parts,
-                        const GradientLaunch& of, cudaStream_t stream);
+void LaunchKeptGradient(const LaunchTable& table, int64_t blocks, int planes, bool densities, const GradientLaunch& of,
+                        cudaStream_t stream);
 
 // ---- transport_exact_gradient.cu: the same for jobs in kMixed that HasExactGradient --------------------------------
 // ExactGradientBlocks of both sides of a member.

@@ -84,23 +84,23 @@ class OutputLaunches : protected SliceLaunches {
   }
 
   void KeptGradients(const Set& set) {
-    using Kind = std::tuple<int, bool, int, Sides, int>;
+    using Kind = std::tuple<int, bool, Sides, int>;
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       const Job& job = r.job();
       if (!r.HasKeptGradient(kFloat) && !r.HasKeptGradient(kMixed)) return;
       for (int side = 0; side < 2; ++side) {
         const GradientLaunch launch = KeptGradientLaunchOf(job, side);
         if (launch.sides == Sides::kNone) continue;
-        add({PlanesOf(job), KeepsDensities(job), KeptParts(job), launch.sides, launch.ranks});
+        add({PlanesOf(job), KeepsDensities(job), launch.sides, launch.ranks});
       }
     });
     for (const auto& [kind, jobs] : kinds) {
-      const int planes = std::get<0>(kind), parts = std::get<2>(kind);
+      const int planes = std::get<0>(kind);
       const bool densities = std::get<bool>(kind);
-      const GradientLaunch launch = {std::get<Sides>(kind), std::get<4>(kind)};
+      const GradientLaunch launch = {std::get<Sides>(kind), std::get<3>(kind)};
       const Table table = TableOf(jobs, [&](const Job& job) { return KeptGradientBlocks(job, launch); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) {
-        LaunchKeptGradient(t, blocks, planes, densities, parts, launch, stream());
+        LaunchKeptGradient(t, blocks, planes, densities, launch, stream());
       });
     }
   }

@@ -199,6 +199,22 @@ void AddCosts(const Add& add) {
   }
 }
 
+// Gradients from exponents that are kept, or from frames: tiles are shared out evenly, or by clusters.
+void AddKeptGradients(const Add& add) {
+  for (const auto& [n, m] : {std::make_pair(4500, 4130), {1300, 2100}}) {
+    for (int64_t dim : {40, 100, 128, 200, 512, 784}) {
+      for (Precision precision : {Precision::kStrict, Precision::kFast}) {
+        for (double epsilon : {0.01, 0.0003}) {
+          add("kept gradient", [&, n = n, m = m](Row* r) {
+            r->n = n, r->m = m, r->dim = dim, r->precision = precision, r->repeats = 5;
+            r->epsilon = epsilon * dim, r->gradient = true;
+          });
+        }
+      }
+    }
+  }
+}
+
 // Every shape of kernel against float64.
 void AddChecks(const Add& add) {
   for (int64_t dim : {1, 3, 16, 17, 32, 33, 64, 65, 100, 128, 200, 512, 784, 1024}) {
@@ -359,8 +375,9 @@ void AddTiny(const Add& add) {
   for (int64_t m : {14100, 17000, 22000, 26000, 34000, 50000}) {
     tiny([&](Row* r) { r->n = 1040, r->m = m, r->dim = m / 1000, r->precision = Precision::kFast; });
   }
-  // Exponents that are kept.
-  for (const auto& [m, dim] : {std::make_pair(1100, 20), std::make_pair(1100, 300), std::make_pair(8200, 100)}) {
+  // Exponents that are kept; gradients whose tiles are shared out evenly.
+  const int64_t kept[][2] = {{1100, 20}, {1100, 300}, {8200, 100}, {1800, 1024}, {15200, 60}};
+  for (const auto& [m, dim] : kept) {
     for (Precision precision : {Precision::kStrict, Precision::kFast}) {
       add("tiny", [&](Row* r) {
         r->n = 1030, r->m = m, r->dim = dim, r->precision = precision;
@@ -396,7 +413,10 @@ std::vector<Row> RowsOf(const std::string& argument) {
                           AddConvergence, AddDefaults}) {
     part(add);
   }
-  for (const auto& [name, part] : {std::make_pair("costs", AddCosts), {"checks", AddChecks}, {"tiny", AddTiny}}) {
+  for (const auto& [name, part] : {std::make_pair("costs", AddCosts),
+                                   {"checks", AddChecks},
+                                   {"kept gradient", AddKeptGradients},
+                                   {"tiny", AddTiny}}) {
     if (chosen == name) part(add);
   }
   AddMemory(add);

@@ -419,8 +419,8 @@ TEST_P(DeviceSizesTest, ManyMembers) {
   }
 }
 
-// Gradients of sizes whose tiles a GPU cuts evenly, wherever that is inside a block of rows: as float64 has them,
-// alone and beside another.
+// Gradients and projections of sizes whose tiles a GPU cuts evenly, wherever that is inside a block of rows: as float64
+// has them, alone and beside another. Of more than 64 coordinates from exponents that are kept, or that need float64.
 TEST_P(DeviceSizesTest, GradientsThatFillAGpu) {
   if (!is_gpu()) GTEST_SKIP() << "sizes of a GPU";
   constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
@@ -428,17 +428,32 @@ TEST_P(DeviceSizesTest, GradientsThatFillAGpu) {
   for (const LargeShape& of : std::vector<LargeShape>{{4300, 4500, 64, 0.2, 5, kStrict},
                                                       {4300, 4500, 20, 0.1, 5, kFast},
                                                       {3000, 7001, 3, 0.05, 5, kStrict},
-                                                      {8200, 7100, 40, 0.1, 5, kStrict}}) {
-    const Case c = Members(of, 2, 2, &random);
-    ExpectMembersAreProblems(backend(), c);
-    Case exact = c;
-    exact.solver().precision = Precision::kDouble;
-    const Answer got = SolveAlone(backend(), c), right = SolveAlone(backend(), exact);
-    const double room = of.precision == kFast ? 5e-3 : 3e-5;
-    for (const auto& [tensor, exact_tensor] :
-         {std::make_pair(&got.gradient_x, &right.gradient_x), {&got.gradient_y, &right.gradient_y}}) {
-      const Vector expected = exact_tensor->values();
-      ExpectClose(c.name, tensor->values(), expected, room * oracle::MaxAbs(expected));
+                                                      {8200, 7100, 40, 0.1, 5, kStrict},
+                                                      {4400, 4150, 128, 0.5, 5, kStrict},
+                                                      {4301, 4420, 100, 0.5, 5, kFast},
+                                                      {1100, 13000, 150, 0.5, 5, kStrict},
+                                                      {1500, 1701, 784, 3, 5, kStrict},
+                                                      {4200, 4301, 50, 0.02, 5, kStrict}}) {
+    for (PointCost cost : {PointCost::kSquaredEuclidean, PointCost::kCosine, PointCost::kNegativeDot}) {
+      Case c = Members(of, 2, 2, &random);
+      c.problem.transport.point_cost = cost;
+      if (cost != PointCost::kSquaredEuclidean) {
+        if (of.dim != 100 && of.dim != 128) continue;
+        c.name += ", another cost";
+      }
+      c.wanted |= kProjections;
+      ExpectMembersAreProblems(backend(), c);
+      Case exact = c;
+      exact.solver().precision = Precision::kDouble;
+      const Answer got = SolveAlone(backend(), c), right = SolveAlone(backend(), exact);
+      const double room = of.precision == kFast ? 5e-3 : 3e-5;
+      for (const auto& [tensor, exact_tensor] : {std::make_pair(&got.gradient_x, &right.gradient_x),
+                                                 {&got.gradient_y, &right.gradient_y},
+                                                 {&got.projection_x, &right.projection_x},
+                                                 {&got.projection_y, &right.projection_y}}) {
+        const Vector expected = exact_tensor->values();
+        ExpectClose(c.name, tensor->values(), expected, room * oracle::MaxAbs(expected));
+      }
     }
   }
 }

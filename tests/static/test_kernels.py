@@ -48,7 +48,7 @@ HOT = {
     "transport_first_columns.cu": ("FirstColumnsKernel", 1),
     "transport_gradient.cu": (r"GradientKernelILi[12]ELNS0_5PartsE0", 12),  # Up to 64 coordinates; not of more.
     "transport_gradient_even.cu": ("EvenGradientKernel", 6),
-    "transport_gradient_kept.cu": ("KeptGradientKernelILi[12]ELi2E", 2),  # Up to 128 coordinates; not of more.
+    "transport_gradient_kept.cu": ("KeptGradientKernel", 3),
     "transport_gradient_wide.cu": ("DensityKernel|WideGradientKernel", 5),
     "transport_hessian_cloud.cu": ("CloudSweepKernelILi2", 6),  # STRICT; of FAST one spills a register.
     # Up to 512 columns: 1,024 fill all there is; blocks of 64, six of which share a processor, spill a few registers.
