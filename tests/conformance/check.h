@@ -1,6 +1,8 @@
 // Comparison of answers with the oracle. The tolerances are the contract's: potentials in STRICT
 // within 1e-4 epsilon + 1e-6 |f|, in DOUBLE within 1e-9 (epsilon + |f|), |f| the largest potential
 // of either side; whatever else is compared gets what that error of the potentials makes of it.
+// FAST: as STRICT, and what rounded coordinates do to costs; entries of the plan 2e-3 of themselves
+// besides, for rounded densities.
 #ifndef SINKHORN_TESTS_CONFORMANCE_CHECK_H_
 #define SINKHORN_TESTS_CONFORMANCE_CHECK_H_
 

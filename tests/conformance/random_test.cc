@@ -19,7 +19,10 @@ namespace {
 
 using oracle::Transport;
 
-class RandomTest : public ConformanceTest {};
+class RandomTest : public ConformanceTest {
+ protected:
+  void ExpectOfItsPotentials(Case c);
+};
 
 // By how many powers of two the plan's entries are more than what is asked for can be made of: infinitely, where not
 // even float64 holds their densities; NaN where these are so close to its end that it is open.
@@ -103,29 +106,43 @@ TEST_P(RandomTest, BoundsBracketTheOptimum) {
 }
 
 // Wherever a solve ends, what it says and makes is of the potentials that it returns.
+void RandomTest::ExpectOfItsPotentials(Case c) {
+  c.wanted |= kPotentials;
+  SayNext(c);
+  SCOPED_TRACE(c.name);
+  Answer answer = SolveTogether(backend(), {&c})[0];
+  if (!answer.status.ok()) return;
+  Convergence& end = answer.convergence[0];
+  ExpectAgreesWithItself(c, end);
+  const Transport problem = MemberTransport(c);
+  const oracle::Potentials returned{answer.f.values(), answer.g.values()};
+  if (!(Excess(c, problem, returned) < 0)) return;
+  if (end.stop_reason == StopReason::kPrecision) {
+    const double rounding = oracle::Sum(PlanRowSums(problem, returned)) * PlanTolerance(c, returned);
+    EXPECT_LE(LargerError(end), c.solver().tolerance + std::max(1e-5, rounding));
+  }
+  c.solver().max_iterations = end.iterations;
+  end.stop_reason = StopReason::kMaxIterations;
+  ExpectMatchesOracle(c, answer, returned, backend()->device().backend != "cuda");
+}
+
 TEST_P(RandomTest, AnswersAreOfTheirPotentials) {
   // Those found annealing that ended where its first epsilon met the tolerance; a tolerance that was not met, but by
   // rounding; potentials that shared a constant beside which nothing was left of them.
   for (int seed : Seeds({2946, 2330, 20985}, 4)) {
     Case c = AnyTransport(seed);
     AnyEnd(seed, &c);
-    c.wanted |= kPotentials;
-    SayNext(c);
-    SCOPED_TRACE(c.name);
-    Answer answer = SolveTogether(backend(), {&c})[0];
-    if (!answer.status.ok()) continue;
-    Convergence& end = answer.convergence[0];
-    ExpectAgreesWithItself(c, end);
-    const Transport problem = MemberTransport(c);
-    const oracle::Potentials returned{answer.f.values(), answer.g.values()};
-    if (!(Excess(c, problem, returned) < 0)) continue;
-    if (end.stop_reason == StopReason::kPrecision) {
-      const double rounding = oracle::Sum(PlanRowSums(problem, returned)) * PlanTolerance(c, returned);
-      EXPECT_LE(LargerError(end), c.solver().tolerance + std::max(1e-5, rounding));
-    }
-    c.solver().max_iterations = end.iterations;
-    end.stop_reason = StopReason::kMaxIterations;
-    ExpectMatchesOracle(c, answer, returned, backend()->device().backend != "cuda");
+    ExpectOfItsPotentials(c);
+  }
+}
+
+// Up to what rounded coordinates and densities make of them.
+TEST_P(RandomTest, FastAnswersAreOfTheirPotentials) {
+  for (int seed : Seeds({}, 4)) {
+    Case c = AnyTransport(seed);
+    AnyEnd(seed, &c);
+    c.solver().precision = Precision::kFast;
+    ExpectOfItsPotentials(c);
   }
 }
 
