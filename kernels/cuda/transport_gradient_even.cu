@@ -14,6 +14,7 @@ __host__ __device__ inline int EvenColumns(const Job& job) { return CloudRowByte
 __host__ __device__ inline int64_t EvenParts(const Job& job) {
   return kProcessors * PiecesOf(Parts::kOne, EvenColumns(job));
 }
+
 template <int kPlanes, int kColumns>
 __global__ void __launch_bounds__(kThreads, PiecesOf(Parts::kOne, kColumns)) EvenGradientKernel(LaunchTable table) {
 #if SINKHORN_HOPPER
