@@ -53,9 +53,10 @@ constexpr int kTerms = 5;  // and a warpgroup's terms.
 
 // The copies and products of a block of kGroups warpgroups. kAgain: the columns of so many
 // parts of the coordinates are wanted once more after a tile's products; or, without kProducts, they alone (kFew).
-template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0, bool kProducts = true,
-          int kStage = StagesOf(kPlanes, kParts, kGroups)>
+template <int kPlanes, Parts kParts, int kGroups = 4, int kAgain = 0, bool kProducts = true>
 class Stream {
+  static constexpr int kStage = StagesOf(kPlanes, kParts, kGroups);
+
  public:
   static constexpr int kWarpgroups = kGroups;
   static constexpr bool kOnePart = kParts == Parts::kOne;
