@@ -42,6 +42,7 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
   info.compute_major = properties.major;
   info.compute_minor = properties.minor;
   info.sm_count = properties.multiProcessorCount;
+  info.is_cooperative = Attribute(cudaDevAttrCooperativeLaunch, index) != 0;
   info.smem_per_block_bytes = properties.sharedMemPerBlockOptin;
   info.l2_bytes = properties.l2CacheSize;
   info.memory_bytes = properties.totalGlobalMem;

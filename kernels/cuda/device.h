@@ -21,6 +21,7 @@ struct DeviceInfo {
   int compute_major = 0;  // 9 for Hopper.
   int compute_minor = 0;
   int sm_count = 0;
+  bool is_cooperative = false;       // Blocks of a kernel can be launched all at once, and so wait for each other.
   int64_t smem_per_block_bytes = 0;  // With opt-in, the most one block may have.
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;

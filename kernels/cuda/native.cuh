@@ -118,6 +118,12 @@ __device__ inline unsigned CountUp(unsigned* counter) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
+// What it has been counted up to; acquires what those who did had released.
+__device__ inline unsigned Counted(const unsigned* counter) {
+  unsigned now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  return now;
+}
 // x, and the compiler no longer knows what it is made of: what is computed from it is computed where it is used, not
 // once for all, into a register for each entry.
 __device__ inline int Opaque(int x) {

@@ -121,7 +121,7 @@ struct Key {
   Kernel kernel;
   int size = 0;
   PlainKind plain = {};  // work: of the other kernels too; lead: of kHeld.
-  int ranks = 1;         // kHeld
+  int ranks = 1;         // kHeld, kGeneral
   int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
     const auto tie = [](const Key& key) {
@@ -134,7 +134,7 @@ struct Key {
 
 // Whole tiles and smaller matrices go together.
 Key KeyOf(const NormalizationResident& resident) {
-  if (resident.general()) return {Kernel::kGeneral, 0, {}, 1, GeneralThreads(resident.task)};
+  if (resident.general()) return {Kernel::kGeneral, 0, {}, resident.shape.general_ranks, GeneralThreads(resident.task)};
   const Kernel kernel = resident.shape.kernel;
   const bool whole = kernel == Kernel::kPlain || kernel == Kernel::kHeld;  // The implicit modes' backward, too.
   const Work work = resident.task.unrolled            ? Work::kUnrolled
@@ -157,11 +157,12 @@ bool Prepare(NormalizationResident* resident, double slice_seconds, double share
   char* const slots = plan + shape.plan_bytes;
   uint32_t* const redo = reinterpret_cast<uint32_t*>(resident->workspace);
   if (resident->general()) {
-    const double rounds = std::clamp(slice_seconds * share / GeneralSeconds(task), 1.0, 1e6);
-    const int64_t members = resident->redoing ? task.count : static_cast<int64_t>(rounds) * shape.general_blocks;
+    const double rounds = std::clamp(slice_seconds * share / GeneralSeconds(task, shape.general_ranks), 1.0, 1e6);
+    const int64_t members = resident->redoing ? task.count : static_cast<int64_t>(rounds) * shape.general_slots();
     task.first = resident->next;
     if (!task.resumes) task.last = std::min(task.count, task.first + members);
     task.budget_ns = static_cast<int64_t>(slice_seconds * 1e9);  // All blocks are at work at the same time.
+    task.ranks = shape.general_ranks;
     task.blocks = shape.general_blocks;
     task.slot_bytes = shape.slot_bytes;
     task.workspace = slots;
@@ -178,11 +179,21 @@ bool Prepare(NormalizationResident* resident, double slice_seconds, double share
   }
   // The implicit modes' kernel has tallies of its own.
   void* address = nullptr;
-  resident->tally_count = task.blocks + (resident->general() ? 0 : shape.backward_blocks);
+  resident->tally_count =
+      static_cast<int32_t>(resident->general() ? shape.general_slots() : task.blocks + shape.backward_blocks);
   resident->tallies = static_cast<const Tally*>(context->HostVisible(resident->tally_count * sizeof(Tally), &address));
   task.tallies = static_cast<Tally*>(address);
-  if (resident->tallies != nullptr) return true;
-  resident->Fail(absl::ResourceExhaustedError("no pinned memory for the normalization's results"));
+  if (resident->tallies == nullptr) {
+    resident->Fail(absl::ResourceExhaustedError("no pinned memory for the normalization's results"));
+    return false;
+  }
+  if (!resident->general() || task.ranks == 1) return true;
+  const size_t arrivals = resident->tally_count * sizeof(unsigned);
+  task.arrivals = static_cast<unsigned*>(context->Scratch(arrivals));
+  if (task.arrivals != nullptr && cudaMemsetAsync(task.arrivals, 0, arrivals, context->stream()) == cudaSuccess) {
+    return true;
+  }
+  resident->Fail(absl::ResourceExhaustedError("no memory for the normalization's blocks to meet at"));
   return false;
 }
 
@@ -212,7 +223,7 @@ cudaError_t LaunchReady(const Ready& ready, bool early, cudaStream_t stream) {
     case Kernel::kBackward:
       return LaunchBackward(key.size, launch, blocks, stream);
     case Kernel::kGeneral:
-      return LaunchGeneral(launch, blocks, key.threads, stream);
+      return LaunchGeneral(launch, key.ranks, blocks, key.threads, stream);
   }
   return cudaErrorInvalidValue;
 }
@@ -270,6 +281,25 @@ void AddLaunches(const Key& key, const std::vector<NormalizationResident*>& resi
   }
   first->push_back(ready);
   if (!backward.empty()) second->push_back(after);
+}
+
+// Those that go in a launch together: of teams, which begin at once, as many as the device has room for.
+std::vector<std::vector<NormalizationResident*>> Launches(const Key& key,
+                                                          const std::vector<NormalizationResident*>& residents,
+                                                          const DeviceInfo& device) {
+  if (key.kernel != Kernel::kGeneral || key.ranks == 1) return {residents};
+  std::vector<std::vector<NormalizationResident*>> launches;
+  int64_t room = 0;
+  for (NormalizationResident* resident : residents) {
+    if (resident->task.blocks > room) {
+      launches.emplace_back();
+      room = GeneralAtOnce(device, resident->task);
+    }
+    launches.back().push_back(resident);
+    room -= resident->task.blocks;
+  }
+  for (NormalizationResident* resident : residents) resident->task.budget_ns /= static_cast<int64_t>(launches.size());
+  return launches;
 }
 
 // Whether a launch of kPlain may begin while the one before in the stream, which it waits for, is at work. One of few
@@ -344,7 +374,9 @@ class NormalizationFamily final : public Family {
     // The largest first: the last blocks at work are short ones.
     std::vector<Ready> first, second;
     for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
-      AddLaunches(group->first, group->second, context, &first, &second);
+      for (const auto& together : Launches(group->first, group->second, context->device())) {
+        AddLaunches(group->first, together, context, &first, &second);
+      }
     }
     if (absl::Status status = LaunchAll(&first, context); !status.ok()) return status;
     return LaunchAll(&second, context);

@@ -121,6 +121,16 @@ int GeneralThreads(const Task& task) {
   const int64_t area = int64_t{task.n} * task.m;
   return area <= 256 ? 64 : area <= 4096 ? 128 : area <= 65536 ? 256 : 512;
 }
+int GeneralRanks(const DeviceInfo& device, const Task& task) {
+  constexpr int64_t kArea = 8192;  // Of a block, where a pass takes several times what the blocks' meeting does.
+  // Elimination is a block's.
+  if (!device.is_cooperative || (task.exact && task.cols <= kDenseColumns)) return 1;
+  const int64_t most = std::min<int64_t>(128, device.sm_count);
+  return static_cast<int>(std::clamp<int64_t>(int64_t{task.n} * task.m / kArea, 1, most));
+}
+int64_t GeneralAtOnce(const DeviceInfo& device, const Task& task) {
+  return int64_t{std::max(device.sm_count, 1)} * (kGeneralThreadsAtOnce / GeneralThreads(task));
+}
 
 // ---- Blocks and workspace -------------------------------------------------------------------------------------------
 // Blocks for `warps` warps' worth of members: four of them a block or, where those are more than `most` times what the
@@ -201,13 +211,16 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   Shape shape;
   shape.kernel = KernelOf(problem, task);
   if (shape.kernel == Kernel::kHeld) ShapeHeld(device, task, &shape);
-  shape.slot_bytes = GeneralSlotBytes(task);
+  shape.general_ranks = GeneralRanks(device, task);
+  shape.slot_bytes = GeneralSlotBytes(task, shape.general_ranks);
   const int64_t multiprocessors = std::max(device.sm_count, 1);
   const bool general = shape.kernel == Kernel::kGeneral;
   // Few of the registers kernel's members need it.
-  const int64_t most = general ? multiprocessors * (GeneralThreads(task) <= 128 ? 8 : kSlotsPerMultiprocessor) : 64;
+  const int64_t most = shape.general_ranks > 1 ? GeneralAtOnce(device, task) / shape.general_ranks
+                       : general ? multiprocessors * (GeneralThreads(task) <= 128 ? 8 : kSlotsPerMultiprocessor)
+                                 : 64;
   const int64_t fitting = std::max<int64_t>((general ? kWorkspaceLimit : kWorkspaceLimit / 8) / shape.slot_bytes, 1);
-  shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting}));
+  shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting})) * shape.general_ranks;
   if (general || shape.kernel == Kernel::kHeld) return shape;
   if (shape.kernel == Kernel::kStream) {
     shape.size = StreamIndex(std::max(task.n, task.m));
@@ -226,28 +239,28 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
 }
 
 // ---- Predictions ----------------------------------------------------------------------------------------------------
-// One member by the general kernel, one of many blocks at work.
-double GeneralSeconds(const Task& task) {
-  const double area = static_cast<double>(task.n) * task.m, lines = static_cast<double>(task.n) + task.m;
-  const double threads = GeneralThreads(task);
-  const double pass = 2e-6 + 1e-7 * std::ceil(static_cast<double>(task.cols) / 32) + area * 60e-9 / threads;
+double GeneralSeconds(const Task& task, int ranks) {
+  // Measured on an H200: exponentials, a warp's rows one after the other, groups of columns, and, of teams, meetings.
+  const double area = static_cast<double>(task.n) * task.m, rows = task.rows, cols = task.cols;
+  const double block = GeneralThreads(task), threads = block * ranks;
+  const double pass = (ranks > 1 ? 4e-6 : 1e-6) + 0.25e-6 * area / threads +
+                      0.5e-6 * std::max(1.0, 32 * rows / threads) + 0.3e-6 * std::ceil(std::ceil(cols / 32) / ranks);
   double passes = 4;
-  if (task.forward) passes += 2.0 * (task.exact ? std::min(task.iterations, 20) : task.iterations);
-  if (task.unrolled) passes += 3.0 * task.iterations;
-  if (task.implicit) passes += 3 * std::min(2 * lines, 60.0);
+  if (task.forward) passes += 2.0 * (task.exact ? std::min(task.iterations, 8) : task.iterations);
+  if (task.unrolled) passes += 2.0 * task.iterations;
+  if (task.implicit) passes += 16;
   double seconds = passes * pass;
   if (task.exact) {
-    const double cols = task.cols;
     seconds +=
-        10 * (task.cols <= 128 ? cols * 3e-6 + cols * cols * (task.rows + cols / 3) * 4e-9 / threads : 80 * pass);
+        4 * (task.cols <= kDenseColumns ? cols * 3e-6 + cols * cols * (rows + cols / 3) * 4e-9 / block : 6 * pass);
   }
   return seconds;
 }
 
 double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
   if (shape.kernel == Kernel::kGeneral) {
-    const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_blocks);
-    return 5e-6 + rounds * GeneralSeconds(task);
+    const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_slots());
+    return 5e-6 + rounds * GeneralSeconds(task, shape.general_ranks);
   }
   if (shape.kernel == Kernel::kHeld) {
     const double rounds = std::ceil(static_cast<double>(task.count) * shape.ranks / shape.blocks);

@@ -24,7 +24,10 @@ enum class Kernel { kPlain, kTiles, kHeld, kStream, kBackward, kGeneral };
 Kernel KernelOf(const Problem& problem, const Task& task);
 // All tensors of 2 bytes an element: of kPlain's problems, which have float32 or these.
 bool IsShort(const Task& task);
+// Of the general kernel: a block's threads, a member's blocks, and how many of those the device surely runs at once.
 int GeneralThreads(const Task& task);
+int GeneralRanks(const DeviceInfo& device, const Task& task);
+int64_t GeneralAtOnce(const DeviceInfo& device, const Task& task);
 
 struct Shape {
   Kernel kernel = Kernel::kGeneral;  // Of the first launch,
@@ -37,16 +40,18 @@ struct Shape {
   int32_t backward_blocks = 0;       // Of the implicit modes' kernel.
   int64_t redo_bytes = 0, redo_members = 1;
   int64_t plan_bytes = 0;      // P for the implicit modes' kernel.
-  int32_t general_blocks = 0;  // Of the general kernel.
+  int32_t general_blocks = 0;  // Of the general kernel,
+  int32_t general_ranks = 1;   // so many a member.
   int64_t slot_bytes = 0;
 
-  int64_t slots_bytes() const { return std::max(first_slot_bytes * blocks, slot_bytes * general_blocks); }
+  int64_t slots_bytes() const { return std::max(first_slot_bytes * blocks, slot_bytes * general_slots()); }
+  int64_t general_slots() const { return general_blocks / general_ranks; }
 };
 Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task);
 
-// Predicted seconds of the whole, and of one member by the general kernel among many blocks at work.
+// Predicted seconds of the whole, and of one member by so many blocks of the general kernel among many at work.
 double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task);
-double GeneralSeconds(const Task& task);
+double GeneralSeconds(const Task& task, int ranks);
 
 }  // namespace normalization
 }  // namespace cuda

@@ -59,7 +59,7 @@ __device__ inline void SolveDense(Member* m, const double* marginal, double* b, 
       __syncwarp();
     }
   }
-  __syncthreads();  // x is there.
+  block.Sync();  // x is there.
 }
 
 // P at the column potentials gamma, with exact rows, to m->memory.plan; its column sums to Col(kSum).
@@ -80,7 +80,7 @@ __device__ inline void Evaluate(Member* m, const double* gamma) {
     const double scale = m->Row(kMarginal)[i] / Block::WarpSum(sum);
     for (int j = block.lane; j < task.cols; j += 32) plan[m->At(i, j)] *= scale;
   }
-  __syncthreads();  // P is there.
+  block.Sync();  // P is there.
   block.Columns(
       task.rows, task.cols, [&](int i, int j) { return plan[m->At(i, j)]; },
       [&](int j, double sum) { m->Col(kSum)[j] = sum; });
@@ -156,7 +156,7 @@ __device__ inline bool SolveExactly(Member* m) {
     block.ForEach(task.cols, [&](int64_t j) { trial[j] = gamma[j] + (sweeps ? sweep[j] : scale * newton[j]); });
     is_newton = !sweeps;
     if (!m->MustLeave()) continue;
-    if (block.thread == 0) *m->progress = {from.member, true, is_newton, t + 1, tries, error, scale};
+    if (threadIdx.x == 0) *m->progress = {from.member, true, is_newton, t + 1, tries, error, scale};
     return false;
   }
 

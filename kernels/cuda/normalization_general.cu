@@ -8,8 +8,8 @@ namespace normalization {
 namespace {
 
 // False: it has left, and *progress says where. `progress`: in shared memory.
-__device__ bool SolveMember(const Task& task, Block& block, const GeneralMemory& memory, int64_t index,
-                            unsigned long long left_at, Progress* progress, Tally* tally) {
+__device__ __noinline__ bool SolveMember(const Task& task, Block& block, const GeneralMemory& memory, int64_t index,
+                                         unsigned long long left_at, Progress* progress, Tally* tally) {
   Member member{task, Io(task, index), memory, block, progress, left_at, General()};
   if (!progress->started) LoadMarginals(&member);
   if (!task.forward) {
@@ -22,10 +22,10 @@ __device__ bool SolveMember(const Task& task, Block& block, const GeneralMemory&
   if (task.unrolled) ReverseSteps(&member);
   if (task.implicit) ReverseImplicit(&member);
   if (task.unrolled || task.implicit) FinishGradient(&member);
-  __syncthreads();  // The slot is free, and progress has been read.
+  block.Sync();  // The slot is free, and progress has been read.
 
+  if (threadIdx.x == 0) *progress = {index + 1, false, false, 0, 0, 0, 0};
   if (block.thread != 0) return true;
-  *progress = {index + 1, false, false, 0, 0, 0, 0};
   const General& result = member.result;
   const double a = task.transposed ? result.col_error : result.row_error;
   const double b = task.transposed ? result.row_error : result.col_error;
@@ -47,40 +47,55 @@ __global__ void __launch_bounds__(32 * kBlockWarpsMax) GeneralKernel(const __gri
   __shared__ BlockMemory block_memory;
   __shared__ bool wanted[32 * kBlockWarpsMax];
   __shared__ Progress progress;
-  const int index = LoadTask(launch, &task);
+  const int index = LoadTask(launch, &task), slot = index / task.ranks, slots = task.blocks / task.ranks;
   const unsigned long long left_at = GlobalNanoseconds() + task.budget_ns;
-  Block block(&block_memory);
   GeneralMemory memory;
-  memory.Carve(task, task.workspace + index * task.slot_bytes);
-  if (block.thread == 0) progress = task.resumes ? *memory.progress : Progress{};
+  memory.Carve(task, task.workspace + slot * task.slot_bytes);
+  memory.team.arrivals = task.arrivals + slot;
+  Block block(&block_memory, memory.team, index % task.ranks, task.ranks);
+  if (threadIdx.x == 0) {
+    progress = task.resumes ? *memory.progress : Progress{};
+    block_memory.arrived = 0;
+  }
   Tally tally{};
   bool left = false;
-  // As many of the block's members at a time as it has threads: are they wanted?
-  for (int64_t begin = task.first + index; begin < task.last && !left; begin += int64_t{task.blocks} * block.threads) {
-    const int64_t mine = begin + int64_t{block.thread} * task.blocks;
+  // As many of the slot's members at a time as a block has threads: are they wanted?
+  const int together = blockDim.x;
+  for (int64_t begin = task.first + slot; begin < task.last && !left; begin += int64_t{slots} * together) {
+    const int64_t mine = begin + int64_t{threadIdx.x} * slots;
     __syncthreads();  // The flags are free.
-    wanted[block.thread] =
+    wanted[threadIdx.x] =
         mine < task.last && mine >= progress.member &&
         (task.redo == nullptr || (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1));
     __syncthreads();  // The flags are there.
-    for (int k = 0; k < block.threads && !left; ++k) {
+    for (int k = 0; k < together && !left; ++k) {
       if (!wanted[k]) continue;
-      left = !SolveMember(task, block, memory, begin + int64_t{k} * task.blocks, left_at, &progress, &tally);
+      left = !SolveMember(task, block, memory, begin + int64_t{k} * slots, left_at, &progress, &tally);
       __syncthreads();  // Progress is there.
     }
   }
   if (block.thread != 0) return;
   if (left) tally.flags |= Tally::kLeft;
   *memory.progress = progress;
-  task.tallies[index] = tally;
+  task.tallies[slot] = tally;
 }
 
 }  // namespace
 
-int64_t GeneralSlotBytes(const Task& task) { return GeneralMemory().Carve(task, nullptr); }
+int64_t GeneralSlotBytes(const Task& task, int ranks) {
+  Task of_team = task;
+  of_team.ranks = ranks;
+  return GeneralMemory().Carve(of_team, nullptr);
+}
 
-cudaError_t LaunchGeneral(const LaunchOf& launch, int blocks, int threads, cudaStream_t stream) {
-  LaunchKernel(GeneralKernel, blocks, threads, 0, stream, launch);
+cudaError_t LaunchGeneral(const LaunchOf& launch, int ranks, int blocks, int threads, cudaStream_t stream) {
+  if (ranks > 1) {
+    AttributedLaunch together(GeneralKernel, blocks, threads, 0, stream);
+    together.Add(Together());
+    together.Enqueue(GeneralKernel, launch);
+  } else {
+    LaunchKernel(GeneralKernel, blocks, threads, 0, stream, launch);
+  }
   return TakeLaunchError();
 }
 

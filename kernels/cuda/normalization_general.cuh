@@ -1,17 +1,17 @@
-// The general kernel: a block solves a member as a whole, in float64 and in the log domain. Any shape, any logits,
-// every recipe and every backward mode. Slow beside the others, which leave to it what they cannot hold.
+// The general kernel: a block, or of large members a team of them, solves a member as a whole, in float64 and in the
+// log domain. Any shape, any logits, every recipe and every backward mode. Slow beside the others, which leave to it
+// what they cannot hold.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_GENERAL_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_GENERAL_CUH_
 
 #include "kernels/cuda/normalization_block.cuh"
-#include "kernels/cuda/normalization_task.cuh"
+#include "kernels/cuda/normalization_kernels.h"
 
 namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-constexpr int kDenseColumns = 128;  // EXACT: Newton steps by elimination up to here, by conjugate gradients beyond.
-constexpr int kVectors = 8;         // Of each side, besides the potentials.
+constexpr int kVectors = 8;  // Of each side, besides the potentials.
 
 // What a block has come to when it leaves.
 struct Progress {
@@ -32,6 +32,7 @@ struct GeneralMemory {
   double *row_sums = nullptr, *col_sums = nullptr;  // log-sum-exps of all half steps, log u and log v left out
   double *row = nullptr, *col = nullptr;            // [kVectors, rows], [kVectors, cols]
   double* weights = nullptr;                        // [cols, cols]: EXACT
+  TeamMemory team;                                  // All but the arrivals.
 
   // Returns the bytes.
   __host__ __device__ int64_t Carve(const Task& task, char* base) {
@@ -55,6 +56,10 @@ struct GeneralMemory {
     row = take(true, kVectors * (rows + cols));  // The full system has vectors of both sides.
     col = take(true, kVectors * (rows + cols));
     weights = take(task.exact && cols <= kDenseColumns, cols * cols);
+    const int64_t parts = TeamColumnParts(task.ranks, task.cols);
+    static_assert(sizeof(LogSum) == 2 * sizeof(double), "in doubles");
+    team.sums = take(task.ranks > 1, 2 * task.ranks);
+    team.columns = reinterpret_cast<LogSum*>(take(parts > 1, 2 * parts * cols));
     return (reinterpret_cast<char*>(next) - base + 255) / 256 * 256;
   }
 };

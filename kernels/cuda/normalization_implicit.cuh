@@ -191,7 +191,7 @@ __device__ inline void ReverseImplicit(Member* m) {
   for (int i = block.warp; i < task.rows; i += block.warps) {
     for (int j = block.lane; j < task.cols; j += 32) bar[m->At(i, j)] = m->io.Cotangent(i, j);
   }
-  __syncthreads();  // The cotangent is there.
+  block.Sync();  // The cotangent is there.
   block.Rows(task.n, task.m, plan, [&](int i, double sum) {
     inverse[i] = unit ? 1.0 : sum > kNothing ? 1 / sum : 0.0;
   });
@@ -226,7 +226,7 @@ __device__ inline void ReverseImplicit(Member* m) {
       bar[at] = (bar[at] - alpha[n] - beta[k]) * m->memory.plan[at];
     }
   }
-  __syncthreads();  // The gradient is there.
+  block.Sync();  // The gradient is there.
 }
 
 // A plan that was given: to m->memory.plan, its sums and errors.
@@ -236,7 +236,7 @@ __device__ inline void TakeGivenPlan(Member* m) {
   for (int i = block.warp; i < task.rows; i += block.warps) {
     for (int j = block.lane; j < task.cols; j += 32) m->memory.plan[m->At(i, j)] = m->io.Given(i, j);
   }
-  __syncthreads();  // P is there.
+  block.Sync();  // P is there.
   SumPlan(m, &m->result.row_error, &m->result.col_error);
   m->result.converged = fmax(m->result.row_error, m->result.col_error) <= task.tolerance;
   m->result.reason = StopReason::kNotIterated;

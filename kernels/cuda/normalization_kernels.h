@@ -18,11 +18,15 @@ enum class Work { kForward, kUnrolled, kImplicit };
 // one of rows.
 enum class Lead { kRows, kSoftmax, kColumns };
 
-// ---- Any problem: a block per member, float64 -----------------------------------------------------------------------
-// Workspace of a block.
-int64_t GeneralSlotBytes(const Task& task);
-// `threads`: the same for the same shape; a multiple of 32 up to 512.
-cudaError_t LaunchGeneral(const LaunchOf& launch, int blocks, int threads, cudaStream_t stream);
+// ---- Any problem: a block per member, or a team of them, float64 ----------------------------------------------------
+constexpr int kDenseColumns = 128;  // EXACT: Newton steps by elimination up to here, by conjugate gradients beyond.
+// Of a multiprocessor at a time, of any that there are kernels for.
+constexpr int kGeneralThreadsAtOnce = 512;
+// Workspace of a member under way, by `ranks` blocks.
+int64_t GeneralSlotBytes(const Task& task, int ranks);
+// `threads`, a multiple of 32 up to 512, and `ranks`, blocks of a member: the same for the same shape. Of teams all
+// `blocks` begin at once, or none: no more than the device has room for.
+cudaError_t LaunchGeneral(const LaunchOf& launch, int ranks, int blocks, int threads, cudaStream_t stream);
 
 // ---- Sides from 33 to 1,024: a block per member, float32 ------------------------------------------------------------
 constexpr int64_t kStreamSide = 1024;

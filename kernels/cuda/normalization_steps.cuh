@@ -2,7 +2,6 @@
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_STEPS_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_STEPS_CUH_
 
-#include "kernels/cuda/native.cuh"
 #include "kernels/cuda/normalization_general.cuh"
 
 namespace sinkhorn {
@@ -25,7 +24,7 @@ struct Member {
   General result;
 
   // Between iterations, all threads: whether time is up.
-  __device__ bool MustLeave() const { return __syncthreads_or(block.thread == 0 && GlobalNanoseconds() > left_at); }
+  __device__ bool MustLeave() const { return block.Any(block.thread == 0 && GlobalNanoseconds() > left_at); }
   __device__ double* Row(int k) const { return memory.row + int64_t{k} * (task.rows + task.cols); }
   __device__ double* Col(int k) const { return memory.col + int64_t{k} * (task.rows + task.cols); }
   __device__ double* U(int t) const { return memory.u + int64_t{task.unrolled ? t : t & 1} * task.rows; }
@@ -58,7 +57,7 @@ __device__ inline void LoadMarginals(Member* m) {
     side[0][size[0]] = total[1];
     side[1][size[1]] = total[0];
   }
-  __syncthreads();
+  block.Sync();
 }
 
 // ---- Start: log of the matrix before the first division -------------------------------------------------------------
@@ -150,7 +149,7 @@ __device__ inline bool Iterate(Member* m) {
     ColumnStep(m, t);
     if (task.tolerance > 0) col_error = m->block.SumOf(task.cols, [&](int64_t j) { return m->Col(kSum)[j]; });
     if (t == task.iterations || !m->MustLeave()) continue;
-    if (m->block.thread == 0) *m->progress = {from.member, true, false, t + 1, 0, col_error, 0};
+    if (threadIdx.x == 0) *m->progress = {from.member, true, false, t + 1, 0, col_error, 0};
     return false;
   }
   return true;
@@ -190,7 +189,7 @@ __device__ inline void FinishForward(Member* m) {
       m->io.StorePlan(i, j, p);
     }
   }
-  __syncthreads();  // P is there.
+  block.Sync();  // P is there.
   double row_error, col_error;
   SumPlan(m, &row_error, &col_error);
   if (!(row_error + col_error < DBL_MAX)) m->result.finite = false;
@@ -230,7 +229,7 @@ __device__ inline void ReverseSteps(Member* m) {
       bar[m->At(i, j)] = m->io.Cotangent(i, j) * m->memory.plan[m->At(i, j)];
     }
   }
-  __syncthreads();  // The adjoints are there.
+  block.Sync();  // The adjoints are there.
   const auto column_multiplier = [&](int t, int j, double total) {
     y[j] = total * Slope(task, m->ColSums(t)[j], m->V(t - 1)[j]);
   };

@@ -71,6 +71,7 @@ struct Task {
   int64_t redo_members;  // Of a word of `redo`.
   char* workspace;       // [blocks] slots
   int64_t slot_bytes;
+  unsigned* arrivals;  // Of the general kernel's members under way, one each, 0 at first; of one block each: null.
   int64_t budget_ns;  // After which blocks of the general kernel leave the member that they are at, between iterations.
   bool resumes;       // They go on where they left in the launch before, which was of the same members and blocks.
 };

@@ -113,6 +113,7 @@ inline void SyncSome(int name) {
   emulated_cuda::SyncNamed(name, kThreads);
 }
 inline unsigned CountUp(unsigned* counter) { return (*counter)++; }
+inline unsigned Counted(const unsigned* counter) { return *counter; }
 inline int Opaque(int x) { return x; }
 inline double Opaque(double x) { return x; }
 template <class T>
