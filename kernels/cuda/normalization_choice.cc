@@ -109,7 +109,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
       (task.backward == BackwardMode::kImplicitUnit && task.n == task.m && !task.has_dustbin && !task.own_marginals);
   const bool backward = definite && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
-      task.logits.dtype == DType::kFloat64 || std::max(task.n, task.m) > kStreamSide) {
+      task.logits.dtype == DType::kFloat64 || !IsStreamSize(task.rows, task.cols)) {
     return Kernel::kGeneral;
   }
   if (plain) return Kernel::kPlain;
@@ -223,7 +223,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting})) * shape.general_ranks;
   if (general || shape.kernel == Kernel::kHeld) return shape;
   if (shape.kernel == Kernel::kStream) {
-    shape.size = StreamIndex(std::max(task.n, task.m));
+    shape.size = StreamIndex(task.rows, task.cols);
     // Where K does not fit into shared memory, the next larger matrices' kernel reads it from L2.
     if (StreamSharedBytes(shape.size, task.rows) + kStaticSharedBytes > SharedBytes(device)) ++shape.size;
     shape.redo_bytes = Padded(4 * task.count);
@@ -272,10 +272,12 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
     return 1e-5 + rounds * (passes * iteration + (task.unrolled ? 60e-6 : task.implicit ? 40e-6 : 20e-6));
   }
   if (shape.kernel == Kernel::kStream) {
-    const double area = static_cast<double>(task.rows) * (64 << shape.size);
+    const bool tall = shape.size > StreamIndex(kStreamSide);
+    const int size = tall ? shape.size - 5 : shape.size;
+    const double area = static_cast<double>(task.rows) * (64 << size);
     const double rounds = std::ceil(static_cast<double>(task.count) / shape.blocks);
     // Where the matrix is read from memory each time it is memory's rate; a start and an end cost about six iterations.
-    const double iteration = 1.5e-6 + area / (shape.size > 2 ? 9e9 : 32e9) * (shape.size > 1 ? 1 : .25);
+    const double iteration = 1.5e-6 + area / (size > 2 || tall ? 9e9 : 32e9) * (size > 1 || tall ? 1 : .25);
     return 1e-5 + rounds * ((task.unrolled ? 3 : 1) * task.iterations + 6) * iteration;
   }
   const double side = shape.kernel == Kernel::kPlain ? kPlainSides[shape.size] : 4 << shape.size, area = side * side;

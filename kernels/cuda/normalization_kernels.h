@@ -28,11 +28,19 @@ int64_t GeneralSlotBytes(const Task& task, int ranks);
 // `blocks` begin at once, or none: no more than the device has room for.
 cudaError_t LaunchGeneral(const LaunchOf& launch, int ranks, int blocks, int threads, cudaStream_t stream);
 
-// ---- Sides from 33 to 1,024: a block per member, float32 ------------------------------------------------------------
-constexpr int64_t kStreamSide = 1024;
-// Sizes of matrix that there are kernels for: 64, 128, 256, 512 and 1,024.
+// ---- Sides from 33 to 1,024, or more rows of few columns: a block per member, float32 -------------------------------
+constexpr int kStreamSide = 1024, kTallColumns = 256, kTallRows = 4096;
+constexpr bool IsStreamSize(int rows, int cols) {
+  return cols <= kStreamSide && rows <= (cols <= kTallColumns ? kTallRows : kStreamSide);
+}
+// Sizes of matrix that there are kernels for: sides of 64, 128, 256, 512 and 1,024; and 64, 128 and 256 columns of any
+// rows.
 constexpr int StreamIndex(int side) { return side <= 64 ? 0 : side <= 128 ? 1 : side <= 256 ? 2 : side <= 512 ? 3 : 4; }
-constexpr int kStreamBlocks[] = {5, 1, 1, 1, 1};  // Of a multiprocessor at a time.
+constexpr int StreamIndex(int rows, int cols) {
+  const bool tall = cols <= kTallColumns && rows > (cols <= 64 ? 128 : 256);
+  return tall ? 5 + StreamIndex(cols) : StreamIndex(rows > cols ? rows : cols);
+}
+constexpr int kStreamBlocks[] = {5, 1, 1, 1, 1, 1, 1, 1};  // Of a multiprocessor at a time.
 int64_t StreamSlotBytes(int size, const Task& task);
 int64_t StreamSharedBytes(int size, int64_t rows);
 // `shared_bytes`: the largest of all tasks.

@@ -1,4 +1,4 @@
-// Instances of the kernel for sides from 33 to 1,024.
+// Instances of the kernel for sides from 33 to 1,024, and for many rows of few columns.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/normalization_kernels.h"
 #include "kernels/cuda/normalization_stream.cuh"
@@ -20,8 +20,14 @@ auto WithShape(int size, Body body) {
       return body(Stream256());
     case 3:
       return body(Stream512());
-    default:
+    case 4:
       return body(Stream1024());
+    case 5:
+      return body(Tall64());
+    case 6:
+      return body(Tall128());
+    default:
+      return body(Tall256());
   }
 }
 

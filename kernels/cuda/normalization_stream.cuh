@@ -128,7 +128,8 @@ class Streamed : private StreamBase<Shape> {
   // ---- P and its sums; backward, the adjoints of the last step ------------------------------------------------------
   __device__ void FinishForward(float* row_error, float* col_error) {
     const float unscale = 1 / col_scale_;
-    float sums[C] = {}, bars[C] = {}, error = 0;
+    float sums[C] = {}, bars[C] = {};
+    double error = 0;  // Of hundreds of rows, one after the other.
     for (int i = warp_; i < task_.rows; i += W) {
       float row = 0, bar_row = 0, p[C], bar[C];
       const float* const from = RowOfK(i) + lane_;
@@ -153,7 +154,7 @@ class Streamed : private StreamBase<Shape> {
       error += fabsf(row - r_[i] / row_scale_);
       StoreSum(true, i, row);
     }
-    *row_error = BlockSum(error);
+    *row_error = BlockSum(static_cast<float>(error));
 #pragma unroll
     for (int c = 0; c < C; ++c) parts_[warp_ * kColumns + lane_ + 32 * c] = sums[c];
     __syncthreads();  // The parts are there.

@@ -278,40 +278,39 @@ class StreamBase {
     if constexpr (kStored > 0) {
 #pragma unroll 1
       for (int k = 0; k < kStored; k += 4) {
-        PassRows<4>(RowOf(kKept + k), 1, Stored(k) + lane_, kColumns, xs, sums, row);
+        PassRows<4>(RowOf(kKept + k), 1, 4, Stored(k) + lane_, kColumns, xs, sums, row);
       }
     }
     if constexpr (!Shape::kResident) {
-      constexpr int kTogether = C <= 16 ? 2 : 1;
+      constexpr int kTogether = Shape::kTogether;
 #pragma unroll 1
       for (int i = warp_; i < task_.rows; i += W * kTogether) {
-        // Past the last row: whatever was there, finite, and a multiplier of 0.
-        const int64_t step = i + W * (kTogether - 1) < task_.rows ? int64_t{W} * kColumns : 0;
-        PassRows<kTogether>(i, W, k_ + int64_t{i} * kColumns + lane_, step, xs, sums, row);
+        const int there = (task_.rows - i + W - 1) / W;
+        PassRows<kTogether>(i, W, there, k_ + int64_t{i} * kColumns + lane_, int64_t{W} * kColumns, xs, sums, row);
       }
     }
 #pragma unroll
     for (int c = 0; c < C; ++c) parts_[warp_ * kColumns + lane_ + 32 * c] = sums[c];
     __syncthreads();  // The parts are there.
   }
-  // Rows i, i + step, ... of K in memory, `pitch` apart.
+  // Rows i, i + step, ... of K in memory, `pitch` apart. Past those that are `there`: the last one's, and a multiplier
+  // of 0.
   template <int kTogether, class RowFunction>
-  __device__ void PassRows(int i, int step, const float* from, int64_t pitch, const float (&xs)[C], float (&sums)[C],
-                           RowFunction row) {
-    float k[kTogether][C], sum = 0;  // Lane e takes row e.
+  __device__ void PassRows(int i, int step, int there, const float* from, int64_t pitch, const float (&xs)[C],
+                           float (&sums)[C], RowFunction row) {
+    float k[kTogether][C], s[kTogether];
 #pragma unroll
     for (int e = 0; e < kTogether; ++e) {
 #pragma unroll
-      for (int c = 0; c < C; ++c) k[e][c] = from[e * pitch + 32 * c];
+      for (int c = 0; c < C; ++c) k[e][c] = from[(e == 0 ? 0 : min(e, there - 1)) * pitch + 32 * c];
     }
 #pragma unroll
     for (int e = 0; e < kTogether; ++e) {
-      float s = 0;
+      s[e] = 0;
 #pragma unroll
-      for (int c = 0; c < C; ++c) s = fmaf(k[e][c], xs[c], s);
-      s = WarpSum(s);
-      if (lane_ == e) sum = s;
+      for (int c = 0; c < C; ++c) s[e] = fmaf(k[e][c], xs[c], s[e]);
     }
+    const float sum = Scatter<kTogether>(s, lane_);  // Lane e takes row e.
     const int mine = i + step * lane_;
     const float multiplier = lane_ < kTogether && mine < task_.rows ? row(mine, sum) : 0.0f;
 #pragma unroll

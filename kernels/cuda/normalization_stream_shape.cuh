@@ -1,4 +1,5 @@
-// The shapes of the kernel for sides from 33 to 1,024, the memory that each needs, and sums over a warp.
+// The shapes of the kernel for sides from 33 to 1,024, and for many rows of few columns, the memory that each needs,
+// and sums over a warp.
 #ifndef SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_SHAPE_CUH_
 #define SINKHORN_KERNELS_CUDA_NORMALIZATION_STREAM_SHAPE_CUH_
 
@@ -15,13 +16,18 @@ struct StreamShape {
   static constexpr int kThreadCount = 32 * kWarpCount, kColumns = 32 * C;
   static constexpr int kWarpRows = kKept + kStored;
   static constexpr bool kResident = kWarpRows > 0;
-  static constexpr int kRows = kResident ? kWarpRows * kWarpCount : 1024;  // At most.
+  static constexpr int kRows = kWarpRows * kWarpCount;  // At most; 0: any.
+  // Rows that a warp takes together, where it has none of its own.
+  static constexpr int kTogether = C <= 2 ? 8 : C <= 8 ? 4 : C <= 16 ? 2 : 1;
 };
 using Stream64 = StreamShape<2, 4, 16, 0>;
 using Stream128 = StreamShape<4, 16, 8, 0>;
 using Stream256 = StreamShape<8, 16, 4, 12>;
 using Stream512 = StreamShape<16, 16, 0, 0>;
 using Stream1024 = StreamShape<32, 8, 0, 0>;
+using Tall64 = StreamShape<2, 16, 0, 0>;
+using Tall128 = StreamShape<4, 16, 0, 0>;
+using Tall256 = StreamShape<8, 16, 0, 0>;
 
 // Floats of shared memory, and of a slot of the workspace.
 template <class Shape>

@@ -1,5 +1,5 @@
 // Matrices that several blocks of a GPU solve together: sides above 1,024, float64, EXACT, implicit systems of given
-// marginals and dustbins. What they are, and the same bits in any company.
+// marginals and dustbins; and tall ones, of more rows than columns. What they are, and the same bits in any company.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -64,6 +64,8 @@ class TeamsTest : public ConformanceTest {
       add(WithDustbin(WithMarginals(Batch(2, 190, 160, recipe, 4, ++seed))));
     }
     add(Batch(1, 1030, 300, LogRowColumnRecipe(), 3, ++seed));
+    add(WithCotangent(WithDustbin(Batch(1, 700, 100, LogRowColumnRecipe(), 3, ++seed)), BackwardMode::kUnrolled));
+    add(WithCotangent(Batch(1, 600, 250, DeepSeekRecipe(), 3, ++seed), BackwardMode::kUnrolled));
     // 2. Implicit systems.
     add(WithCotangent(Batch(2, 130, 128, LogRowColumnRecipe(), 6, ++seed), BackwardMode::kImplicitUnit));
     add(WithCotangent(WithMarginals(Batch(2, 128, 140, LogRowColumnRecipe(), 6, ++seed)), BackwardMode::kImplicit));
