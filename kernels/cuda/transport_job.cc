@@ -30,11 +30,11 @@ class Partition {
 };
 
 // Whether clouds may be there as halves: for products; for distances where they are made from products, which does not
-// pay for few coordinates.
+// pay for few coordinates, unless that is done once for all iterations.
 bool MayHaveHalves(const Job& job) {
   constexpr int kRootDimLeast = 9;
   if (job.precision == Precision::kDouble || job.dense) return false;
-  return SourceOf(job) == Source::kProducts || job.dim >= kRootDimLeast;
+  return SourceOf(job) == Source::kProducts || job.dim >= kRootDimLeast || KeepsExponents(job);
 }
 
 // Whether what is made of the plan needs points as they are.

@@ -118,10 +118,11 @@ void LaunchFrames(const LaunchTable& table, int64_t blocks, Source source, int d
 
 // ---- transport_exponents.cu: exponents of clouds to memory --------------------------------------------------------
 // Of jobs that KeepsExponents, after their first iteration: PassBlocks of a member and side 0. Jobs of one launch have
-// the same planes and PartsOf; `dim`: the largest.
+// the same source (transport_exponents_distances.cu), planes and PartsOf; `dim`: the largest.
 // Of those that KeepsDensities: 2 to the power of exponents, all jobs of a launch or none.
-void LaunchExponents(const LaunchTable& table, int64_t blocks, int planes, bool densities, int dim,
+void LaunchExponents(const LaunchTable& table, int64_t blocks, Source source, int planes, bool densities, int dim,
                      cudaStream_t stream);
+void LaunchDistanceExponents(const LaunchTable& table, int64_t blocks, int dim, cudaStream_t stream);
 
 // ---- transport_first_columns.cu: the columns' first half step, which leaves densities -------------------------------
 // Of jobs that KeepsFirstDensities, instead of LaunchCloudStep: PassBlocks of a member and side 1. `dim`: the largest.

@@ -265,8 +265,8 @@ __host__ __device__ inline int LoopOwned(const Job& job) {
   return static_cast<int>(CeilDiv(StreamColumns(job, 0), 4 * kLoopBlocks)) * 4;
 }
 // Clouds whose exponents are kept: where they are held, or, of FAST, looped; or where reading them takes less time
-// than making them anew (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always), and so much memory,
-// of an engine, is not too much.
+// than making them anew (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always; of distances, which
+// are roots, always), and so much memory, of an engine, is not too much.
 constexpr int64_t kKeptBytesMost = int64_t{512} << 20;
 constexpr int kKeptRowsLeast = 1024, kKeptIterationsLeast = 4, kKeptDimLeast = 64;
 constexpr int kKeptDimLeastOfFew = 17, kKeptFew = 1 << 23;  // Rows times columns.
@@ -281,8 +281,9 @@ __host__ __device__ inline int64_t MostKeptBytes(const Job& job) {  // Of any en
 }
 __host__ __device__ inline bool KeepsExponents(const Job& job) {
   const int64_t rows = job.size[0], columns = job.size[1];
-  return MayStream(job) && SourceOf(job) == Source::kProducts && job.solver.epsilon_decay == 0 &&
-         (job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) || HeldBlocks(job) > 0 ||
+  return MayStream(job) && !job.dense && job.solver.epsilon_decay == 0 &&
+         (SourceOf(job) == Source::kDistances || HeldBlocks(job) > 0 ||
+          job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) ||
           (KeepsHalves(job) && MayLoop(job) && !LoopsPoints(job))) &&
          job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
          (rows > kOnChipSide || columns > kOnChipSide) && MostKeptBytes(job) <= kKeptBytesMost;

@@ -308,17 +308,18 @@ class Slice : private OutputLaunches {
   bool KeepExponents(const Set& set, int64_t done) {
     const Set keeping =
         Among(set, [done](const TransportResident& r) { return r.MayKeepExponents(done) && r.Has(kFloat); });
-    using Kind = std::tuple<int, bool, Parts>;
+    using Kind = std::tuple<Source, int, bool, Parts>;
     const auto kinds = ByKind<Kind>(keeping, [](const TransportResident& r, auto add) {
       const int planes = PlanesOf(r.job());
-      add({planes, KeepsDensities(r.job()), PartsOf(planes, r.job().dim)});
+      add({SourceOf(r.job()), planes, KeepsDensities(r.job()), PartsOf(planes, r.job().dim)});
     });
     for (const auto& [kind, chosen] : kinds) {
       const int dim = LargestDim(chosen);
       const Table table =
           TableOf(chosen, [](const Job& job) { return job.count * PassBlocks(job, 0, Geometry::kCloud); });
       Later(table, [=, kind = kind](const LaunchTable& t, int64_t blocks) {
-        LaunchExponents(t, blocks, std::get<int>(kind), std::get<bool>(kind), dim, stream());
+        const auto [source, planes, densities, parts] = kind;
+        LaunchExponents(t, blocks, source, planes, densities, dim, stream());
       });
     }
     for (int k : keeping) residents()[k]->KeepExponents();

@@ -34,6 +34,7 @@ struct LargeShape {
   Precision precision;
   double tolerance = 0;
   double rho = std::numeric_limits<double>::infinity();
+  PointCost cost = PointCost::kSquaredEuclidean;
 };
 std::vector<Case> CasesOf(const std::vector<LargeShape>& shapes) {
   std::vector<Case> cases;
@@ -51,6 +52,7 @@ std::vector<Case> CasesOf(const std::vector<LargeShape>& shapes) {
     c.solver().precision = of.precision;
     c.solver().tolerance = of.tolerance;
     c.solver().rho_a = c.solver().rho_b = of.rho;
+    c.problem.transport.point_cost = of.cost;
     c.wanted = kPotentials;
     c.output_dtype = DType::kFloat64;
     cases.push_back(c);
@@ -289,6 +291,26 @@ TEST_P(DeviceSizesTest, TolerancesAtSizesThatAGpuSweeps) {
       {1100, 4300, 30, 5, 300, kStrict, 1e-3},    {1100, 4300, 30, 0.004, 700, kFast, 1e-3}};
   std::vector<Case> cases = CasesOf(Chosen(shapes, 1));
   if (cases.size() > 1) cases[9].solver().over_relaxation = false;
+  ExpectSolvedTogetherAndAlone(cases);
+}
+
+// Distances, whose exponents are kept as those of squares are; of near points they are made from coordinates.
+TEST_P(DeviceSizesTest, DistancesAtSizesOfAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  constexpr PointCost kEuclidean = PointCost::kEuclidean;
+  const double inf = std::numeric_limits<double>::infinity();
+  std::vector<LargeShape> shapes = {{1100, 1300, 40, 0.2, 12, kStrict}, {2150, 1060, 3, 0.05, 12, kFast},
+                                    {1100, 4300, 2, 0.05, 12, kStrict}, {4300, 1100, 64, 0.1, 12, kStrict},
+                                    {1025, 6300, 200, 0.2, 11, kFast},  {1300, 1100, 1, 0.02, 30, kStrict}};
+  for (LargeShape& of : shapes) of.cost = kEuclidean;
+  ExpectRightTogetherAndAlone(Chosen(shapes, 1));
+  shapes = {{1100, 1300, 3, 0.05, 400, kStrict, 1e-5, inf, kEuclidean},
+            {1100, 4300, 20, 0.1, 400, kStrict, 1e-5, inf, kEuclidean},
+            {1500, 1404, 2, 0.05, 400, kFast, 1e-5, 0.5, kEuclidean},
+            {4300, 1400, 3, 0.02, 9, kStrict, 1e-6, inf, kEuclidean}};
+  std::vector<Case> cases = CasesOf(Chosen(shapes, 1));
+  ExpectSolvedTogetherAndAlone(cases);
+  for (Case& c : cases) c.solver().debias = true;
   ExpectSolvedTogetherAndAlone(cases);
 }
 
