@@ -4,7 +4,7 @@
 //
 // A block has kTile rows and one chunk of up to kTile columns of the right-hand sides (points of the other side, V or
 // U; cosines: what is projected are the points as they were given); it makes the plan's tiles anew. The first chunk's
-// block also stores the plan and adds up P z.
+// block also stores the plan and adds up P z. Where the plan alone is stored, a block has some of its columns.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_plan.cuh"
@@ -32,17 +32,20 @@ __host__ __device__ Wanted WantedOf(const Job& job, int side, int mode) {
 __host__ __device__ int64_t ProductColumns(const Job& job, int side) {
   return side == 0 ? job.in.v_columns : job.in.u_columns;
 }
-// Chunks of right-hand sides: points first, then points as given.
+// Chunks of right-hand sides: points first, then points as given; or parts of the plan.
 struct Chunks {
   int points, given, all;
+  bool are_parts;
 };
 __host__ __device__ Chunks ChunksOf(const Job& job, int side, int mode) {
   const Wanted w = WantedOf(job, side, mode);
   const int of_dim = static_cast<int>(CeilDiv(job.dim, kTile));
-  Chunks chunks = {w.points ? of_dim : 0, w.given ? of_dim : 0, 0};
+  Chunks chunks = {w.points ? of_dim : 0, w.given ? of_dim : 0, 0, false};
   const int products = w.product ? static_cast<int>(CeilDiv(ProductColumns(job, side), kTile)) : 0;
   chunks.all = chunks.points + chunks.given + products;
-  if (chunks.all == 0 && (w.plan || w.linear)) chunks.all = 1;
+  if (chunks.all > 0 || !(w.plan || w.linear)) return chunks;
+  chunks.are_parts = !w.linear;
+  chunks.all = chunks.are_parts ? OutputSplits(job) : 1;
   return chunks;
 }
 
@@ -80,7 +83,7 @@ struct RowProducts {
 };
 
 template <Source kSource, int kMode>
-__device__ void MultiplyPlan(const TileContext& c, int row0, const Wanted& w, bool multiply,
+__device__ void MultiplyPlan(const TileContext& c, int row0, const SplitTiles& tiles, const Wanted& w, bool multiply,
                              const RightSide<DensityOf<kMode>>& right, RowProducts<DensityOf<kMode>>* out) {
   using TE = ExponentOf<kMode>;
   using T = DensityOf<kMode>;
@@ -93,7 +96,7 @@ __device__ void MultiplyPlan(const TileContext& c, int row0, const Wanted& w, bo
     for (int k = 0; k < 4; ++k) out->product[r][k] = 0;
   }
   out->linear = 0;
-  for (int col0 = 0; col0 < c.columns; col0 += kTile) {
+  for (int col0 = tiles.first * kTile; col0 < tiles.last * kTile; col0 += kTile) {
     // 1. The plan's tile.
     __syncthreads();  // The tile before has been read.
     if (threadIdx.x < kTile) terms[1][threadIdx.x] = PlanTerm<TE>(c, 1 - c.side, col0 + threadIdx.x);
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
   if (member.state(0)->mode != kMode || !IsSolved(member)) return;
   const int row0 = block * kTile;
   Wanted w = WantedOf(job, side, kMode);
-  if (chunk > 0) w.plan = w.linear = false;
+  if (chunk > 0 && !chunks.are_parts) w.plan = w.linear = false;
   const bool points = chunk < chunks.points, given = !points && chunk < chunks.points + chunks.given;
   // Whether exponents were kept only the member knows.
   const bool elsewhere = points && IsStreamed(job, *member.state(0)) && HasKeptGradient(job, kMode);
@@ -191,7 +194,9 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(LaunchTable table, int s
     }
     RowProducts<T> rows;
     if (t > 0) w.plan = w.linear = false;
-    MultiplyPlan<kSource, kMode>(c, row0, w, multiply, right, &rows);
+    const int all_tiles = static_cast<int>(CeilDiv(c.columns, kTile));
+    const SplitTiles tiles = chunks.are_parts ? TilesOfSplit(job, chunk) : SplitTiles{0, all_tiles};
+    MultiplyPlan<kSource, kMode>(c, row0, tiles, w, multiply, right, &rows);
 
     // 3. Store.
     double mass[4];

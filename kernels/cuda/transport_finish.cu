@@ -59,27 +59,28 @@ __device__ BoundTerm TermOfBound(double product, double density, double added, d
   return term;
 }
 
-// sum of eps (a b - Q) + Q (C + eps log(Q / (a b))) over a row block, rounded up.
+// sum of eps (a b - Q) + Q (C + eps log(Q / (a b))) over a row block and some of the columns, rounded up.
 template <Source kSource>
 __global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) {
   __shared__ TileMemory<kSource == Source::kCosts, kDouble> memory;
   __shared__ double scratch[kMostWarps];
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
-  const int blocks = RowBlocks(job, 0, 0);
+  const int row_blocks = RowBlocks(job, 0, 0), splits = OutputSplits(job), blocks = row_blocks * splits;
   const Member member{job, work.block / blocks};
-  const int block = static_cast<int>(work.block % blocks), row0 = block * kTile;
+  const int block = static_cast<int>(work.block % blocks), row0 = block / splits * kTile;
+  const SplitTiles tiles = TilesOfSplit(job, block % splits);
   const double epsilon = job.solver.epsilon;
   const TileContext c = MakeTileContext(job, member.index, 0, 0, epsilon);
   const double additions = 8.0 + c.rows + c.columns + c.dim;  // One after the other, at most.
   double total = 0, value = 0, size = 0, exponent = 0;
-  for (int k = threadIdx.x; k < blocks; k += kThreads) total += member.At<BlockStats>(job.at.bound_stats)[k].error;
+  for (int k = threadIdx.x; k < row_blocks; k += kThreads) total += member.At<BlockStats>(job.at.bound_stats)[k].error;
   total = BlockSum(total, scratch);
   const double* psi[2] = {member.At<double>(job.at.bound_psi[0]), member.At<double>(job.at.bound_psi[1])};
   const double* weight[2] = {member.At<double>(job.at.bound_log_weight[0]),
                              member.At<double>(job.at.bound_log_weight[1])};
   const double* lack[2] = {member.At<double>(job.at.bound_lack[0]), member.At<double>(job.at.bound_lack[1])};
-  for (int col0 = 0; col0 < c.columns; col0 += kTile) {
+  for (int col0 = tiles.first * kTile; col0 < tiles.last * kTile; col0 += kTile) {
     double z[4][4];
     MakeTileOf<kSource, kDouble>(c, row0, col0, &memory, z);
     for (int r = 0; r < 4; ++r) {
@@ -220,7 +221,7 @@ __device__ double LinearValue(const Member& member) {
   __shared__ double scratch[kMostWarps];
   const Job& job = member.job;
   double products = 0, shifts = 0;
-  for (int k = threadIdx.x; k < RowBlocks(job, 0, 0); k += kThreads) {
+  for (int k = threadIdx.x; k < LinearParts(job); k += kThreads) {
     products += member.At<double>(job.at.linear_value)[k];
   }
   for (int side = 0; side < 2 && SourceOf(job) == Source::kProducts && !HasWholeCosts(job); ++side) {
@@ -275,7 +276,7 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
   double linear = 0, bound = 0;
   if (out.value_linear != nullptr) linear = LinearValue(member);
   if (job.wants_bound) {
-    for (int k = threadIdx.x; k < RowBlocks(job, 0, 0); k += kThreads) {
+    for (int k = threadIdx.x; k < RowBlocks(job, 0, 0) * OutputSplits(job); k += kThreads) {
       bound += member.At<double>(job.at.bound_partial)[k];
     }
     const EngineState& state = *member.state(0);
@@ -364,7 +365,7 @@ __global__ void __launch_bounds__(kThreads) EndManyKernel(EndTables end) {
 
 }  // namespace
 
-int64_t BoundBlocks(const Job& job) { return RowBlocks(job, 0, 0); }
+int64_t BoundBlocks(const Job& job) { return int64_t{1} * RowBlocks(job, 0, 0) * OutputSplits(job); }
 
 void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
   LaunchKernel(BoundStartKernel, blocks, kThreads, 0, stream, table);

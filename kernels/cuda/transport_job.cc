@@ -131,10 +131,10 @@ Layout LayoutOf(const Job& job) {
   widest.wide_clusters = true;
   if (IsExactOnChip(widest)) at.exact = part.Take(int64_t{job.size[0]} * ExactColumns(job) * sizeof(double));
   at.chunk_stats = part.Take(PreparedStats(job) * sizeof(ChunkStats));
-  at.linear_value = part.Take(blocks * sizeof(double));
+  at.linear_value = part.Take(LinearParts(job) * sizeof(double));
   if (job.out.sparse_plan.max_entries > 0) at.row_mass = part.Take(size[0] * sizeof(double));
   if (job.wants_bound) {
-    at.bound_partial = part.Take(blocks * sizeof(double));
+    at.bound_partial = part.Take(BoundBlocks(job) * sizeof(double));
     at.bound_stats = part.Take(blocks * sizeof(BlockStats));
   }
   at.bytes = part.bytes();

@@ -1,7 +1,7 @@
 // <C, P> where the cost is a squared distance: kappa |x_i - y_j|^2 whole, of points seen from one place, so that
 // nothing is left of those that coincide. Exponents and shifts would cancel where P is near such pairs alone.
 //
-// A block has kTile rows.
+// A block has kTile rows, and some of the columns.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_plan.cuh"
@@ -75,14 +75,16 @@ __global__ void __launch_bounds__(kThreads) LinearKernel(LaunchTable table) {
   __shared__ double scratch[kMostWarps];
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int blocks = RowBlocks(job, 0, 0), block = static_cast<int>(work.block % blocks), row0 = block * kTile;
+  const int blocks = LinearParts(job), block = static_cast<int>(work.block % blocks), splits = OutputSplits(job);
+  const int row0 = block / splits * kTile;
+  const SplitTiles tiles = TilesOfSplit(job, block % splits);
   const Member member{job, work.block / blocks};
   if (member.state(0)->mode != kMode || !IsSolved(member)) return;
   const TileContext c = MakeTileContext(job, member.index, 0, 0, member.state(0)->epsilon);
   const SeenPoints x(member, 0), y(member, 1);
   if (threadIdx.x < kTile) terms[0][threadIdx.x] = PlanTerm<TE>(c, 0, row0 + threadIdx.x);
   double total = 0;
-  for (int col0 = 0; col0 < c.columns; col0 += kTile) {
+  for (int col0 = tiles.first * kTile; col0 < tiles.last * kTile; col0 += kTile) {
     __syncthreads();  // The tile before has been read.
     if (threadIdx.x < kTile) terms[1][threadIdx.x] = PlanTerm<TE>(c, 1, col0 + threadIdx.x);
     __syncthreads();
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) LinearKernel(LaunchTable table) {
 }  // namespace
 
 int64_t LinearBlocks(const Job& job) {
-  return HasWholeCosts(job) && job.out.value_linear != nullptr ? RowBlocks(job, 0, 0) : 0;
+  return HasWholeCosts(job) && job.out.value_linear != nullptr ? LinearParts(job) : 0;
 }
 
 void LaunchLinear(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream) {

@@ -371,6 +371,24 @@ __host__ __device__ inline int RowBlocks(const Job& job, int engine, int side, G
   const int rows = RowsOf(job, engine, side, geometry);
   return (EngineSize(job, engine, side) + rows - 1) / rows;
 }
+// Parts that a block of rows is cut into, by columns, where all pairs are gone through once, for an output: so that a
+// small problem fills a device; each of `tiles`.
+__host__ __device__ inline int OutputSplits(const Job& job) {
+  const int most = RowBlocks(job, 0, 1) / 2, wanted = 2 * kProcessors / RowBlocks(job, 0, 0);
+  const int splits = wanted < most ? wanted : most;
+  return splits > 1 ? splits : 1;
+}
+struct SplitTiles {
+  int first, last;
+};
+__host__ __device__ inline SplitTiles TilesOfSplit(const Job& job, int split) {
+  const int tiles = RowBlocks(job, 0, 1), splits = OutputSplits(job);
+  return {tiles * split / splits, tiles * (split + 1) / splits};
+}
+// What <C, P> is added up of.
+__host__ __device__ inline int LinearParts(const Job& job) {
+  return RowBlocks(job, 0, 0) * (HasWholeCosts(job) ? OutputSplits(job) : 1);
+}
 __host__ __device__ inline int64_t ExactBlocks(const Job& job) {
   return int64_t{1} * RowBlocks(job, 0, 0) * RowBlocks(job, 0, 1);
 }
