@@ -272,8 +272,8 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
     return 1e-5 + rounds * (passes * iteration + (task.unrolled ? 60e-6 : task.implicit ? 40e-6 : 20e-6));
   }
   if (shape.kernel == Kernel::kStream) {
-    const bool tall = shape.size > StreamIndex(kStreamSide);
-    const int size = tall ? shape.size - 5 : shape.size;
+    const bool tall = shape.size >= kTallIndex;
+    const int size = tall ? shape.size - kTallIndex : shape.size;
     const double area = static_cast<double>(task.rows) * (64 << size);
     const double rounds = std::ceil(static_cast<double>(task.count) / shape.blocks);
     // Where the matrix is read from memory each time it is memory's rate; a start and an end cost about six iterations.

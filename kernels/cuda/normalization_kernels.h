@@ -36,9 +36,10 @@ constexpr bool IsStreamSize(int rows, int cols) {
 // Sizes of matrix that there are kernels for: sides of 64, 128, 256, 512 and 1,024; and 64, 128 and 256 columns of any
 // rows.
 constexpr int StreamIndex(int side) { return side <= 64 ? 0 : side <= 128 ? 1 : side <= 256 ? 2 : side <= 512 ? 3 : 4; }
+constexpr int kTallIndex = 5;  // Of the first of those.
 constexpr int StreamIndex(int rows, int cols) {
   const bool tall = cols <= kTallColumns && rows > (cols <= 64 ? 128 : 256);
-  return tall ? 5 + StreamIndex(cols) : StreamIndex(rows > cols ? rows : cols);
+  return tall ? kTallIndex + StreamIndex(cols) : StreamIndex(rows > cols ? rows : cols);
 }
 constexpr int kStreamBlocks[] = {5, 1, 1, 1, 1, 1, 1, 1};  // Of a multiprocessor at a time.
 int64_t StreamSlotBytes(int size, const Task& task);

@@ -1,5 +1,5 @@
-// The course of a member with sides from 33 to 1,024: its iterations, P and its sums, the iterations backward, the
-// gradient; and the kernel.
+// The course of a member with sides from 33 to 1,024, or of many rows and few columns: its iterations, P and its sums,
+// the iterations backward, the gradient; and the kernel.
 //
 // The reverse of an iteration is the same pass as an iteration, with other vectors. What dL/d log K gathers over the
 // iterations, sum_t (u_t y_t^T + x_t v_(t-1)^T), is a product of histories, formed at the end. Formulas and limits as

@@ -1,6 +1,6 @@
-// Sides from 33 to 1,024: a block solves a member, float32 in the linear domain. K = exp(W - row maximum) is kept in
-// registers and shared memory where it fits, else in the workspace, from which L2 serves it; an iteration reads it
-// once.
+// Sides from 33 to 1,024, and many rows of few columns: a block solves a member, float32 in the linear domain. K =
+// exp(W - row maximum) is kept in registers and shared memory where it fits, else in the workspace, from which L2
+// serves it; an iteration reads it once.
 //
 // A warp takes a row: its lanes hold every 32nd column of v, the row of K, and of the column sums that the warp
 // gathers. So a row's sum, its scaling u_i and its share u_i K_ij of the column sums need K_ij once.
