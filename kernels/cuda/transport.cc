@@ -65,7 +65,8 @@ class TransportFamily final : public Family {
   }
   double PredictedSeconds(const DeviceInfo& device, const Problem& problem) const override {
     const Job job = JobOf(problem, KernelsOf(device));
-    return SolveSeconds(job) + 3 * IterationSeconds(job) + 20 * kLaunchSeconds + ProductSeconds(job);
+    return SolveSeconds(job) + 3 * IterationSeconds(job) + 20 * kLaunchSeconds + OutputSeconds(job) +
+           ProductSeconds(job);
   }
   std::unique_ptr<Resident> Make(const Problem& problem, void* workspace) const override {
     return std::make_unique<TransportResident>(problem, workspace);

@@ -271,6 +271,31 @@ double SolveSeconds(const Job& job) {
   return held > 0 ? seconds + held * job.count * HeldSeconds(job) : seconds;
 }
 
+double OutputSeconds(const Job& job) {
+  // Measured on an H200. Those that blocks of kTile rows make of all columns wait for the columns where blocks are few.
+  const Outputs& out = job.out;
+  const double pairs = 1e-12 * job.count * job.size[0] * job.size[1], dim = job.dense ? 0 : job.dim;
+  const auto by_rows = [&](int side, double tile_us, double pair_ps) {
+    return std::max(CeilDiv(job.size[1 - side], kTile) * tile_us * 1e-6, pairs * pair_ps);
+  };
+  double seconds = 0;
+  if (out.plan.data != nullptr || out.gradient_cost.data != nullptr) seconds += 1e-5 + pairs * (8 + 0.25 * dim);
+  if (out.value_linear != nullptr) seconds += 1e-5 + pairs * (3 + 0.6 * dim);
+  if (job.wants_bound) seconds += 8e-5 + pairs * (38 + 1.6 * dim);
+  if (out.sparse_plan.max_entries > 0) seconds += 2 * by_rows(0, 4 + 0.1 * dim, 6.5 + 0.22 * dim);
+  for (int side = 0; side < 2; ++side) {
+    if ((side == 0 ? out.plan_v : out.plan_transpose_u).data != nullptr) {
+      seconds += by_rows(side, 9.5 + 0.1 * dim, 17 + 0.24 * dim);
+    }
+    if (SourceOf(job) == Source::kDistances && WantsGradient(job, side)) {
+      seconds += by_rows(side, 16.5 + 0.18 * dim, 35 + 1.2 * dim);
+    } else if (MakesMeans(job, side)) {
+      seconds += 1e-5 + pairs * (0.6 + 0.015 * dim);
+    }
+  }
+  return (job.precision == Precision::kDouble ? 4 : 1) * seconds;
+}
+
 double IterationSeconds(const Job& job) {
   if (OnChipTiles(job) > 0) {
     // Blocks of an H200 at once: of one wave an iteration takes 1 to 3 us, and solves begin and end in each.

@@ -35,6 +35,8 @@ int64_t TurnMembers(const Job& job, double slice_seconds);
 
 // Of all iterations that a job may take, launches too.
 double SolveSeconds(const Job& job);
+// Of what is made of the plan, once it is measured.
+double OutputSeconds(const Job& job);
 
 }  // namespace cuda
 }  // namespace sinkhorn

@@ -1,4 +1,5 @@
-// What is taken of a device's memory before its kernels can be asked must be what they lay out: no GPU needed.
+// What is known of a job before a GPU is asked: what is taken of its memory, which must be what kernels lay out; how
+// long outputs will take.
 #include "kernels/cuda/transport_job.h"
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,41 @@ TEST(TransportJobTest, LayoutsDoNotDependOnWideClusters) {
         }
       }
     }
+  }
+}
+
+// Within twice what they took beside 20 iterations of n x n points on an H200: tests/bench/gpu_shapes.cc.
+TEST(TransportJobTest, OutputsArePredictedAsMeasured) {
+  enum { kEntries, kLinear, kBound, kSparse, kProducts, kDistances };
+  const struct {
+    int64_t n, dim;
+    int output;
+    double milliseconds;
+  } measured[] = {{4000, 64, kEntries, 0.257},  {10000, 64, kEntries, 2.33},   {4000, 64, kLinear, 0.415},
+                  {10000, 128, kLinear, 8.28},  {1000, 64, kBound, 0.248},     {4000, 3, kBound, 0.506},
+                  {10000, 64, kBound, 13.6},    {1000, 3, kSparse, 0.138},     {4000, 128, kSparse, 2.44},
+                  {2000, 64, kProducts, 0.979}, {10000, 128, kProducts, 9.45}, {1000, 3, kDistances, 0.545},
+                  {4000, 64, kDistances, 3.46}, {10000, 128, kDistances, 37.4}};
+  for (const auto& of : measured) {
+    double number = 0;
+    const OutputView some = {DType::kFloat32, &number};
+    Problem problem;
+    problem.kind = ProblemKind::kPointCloud;
+    problem.n = problem.m = of.n, problem.dim = of.dim;
+    problem.solver.epsilon = 0.1, problem.solver.max_iterations = 20;
+    Outputs& out = problem.outputs;
+    if (of.output == kEntries) out.plan = some;
+    if (of.output == kLinear) out.value_linear = &number;
+    if (of.output == kBound) out.primal_bound = &number;
+    if (of.output == kSparse) out.sparse_plan.max_entries = 1;
+    if (of.output == kProducts) out.plan_v = out.plan_transpose_u = some;
+    if (of.output == kDistances) {
+      problem.transport.point_cost = PointCost::kEuclidean;
+      out.gradient_x = out.gradient_y = some;
+    }
+    const double predicted = 1e3 * OutputSeconds(JobOf(problem, {true, true, true}));
+    EXPECT_GT(predicted, of.milliseconds / 2) << of.n << " d " << of.dim << " output " << of.output;
+    EXPECT_LT(predicted, of.milliseconds * 2) << of.n << " d " << of.dim << " output " << of.output;
   }
 }
 
