@@ -69,7 +69,7 @@ struct Task {
   Tally* tallies;        // [blocks], host-visible
   uint32_t* redo;        // A bit per member that the registers kernel could not hold; null: all are to be solved.
   int64_t redo_members;  // Of a word of `redo`.
-  char* workspace;       // [blocks] slots
+  char* workspace;       // A slot for each block; of the general kernel, for each member under way.
   int64_t slot_bytes;
   unsigned* arrivals;  // Of the general kernel's members under way, one each, 0 at first; of one block each: null.
   int64_t budget_ns;  // After which blocks of the general kernel leave the member that they are at, between iterations.

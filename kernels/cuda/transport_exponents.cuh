@@ -20,7 +20,7 @@ namespace cuda {
 // Eight rows of a warp on their way to memory, some columns at a time: threads have them as fragments, 32 or 64 bytes
 // side by side; by 128 memory is written as fast as it can be.
 template <typename T>
-struct Staging {
+struct RowStaging {
   static constexpr int kColumns = 128 / sizeof(T);
   static constexpr int kRowBytes = 128 + (sizeof(T) == 4 ? 32 : 16);  // Rows meet in no bank.
   alignas(16) char bytes[8][kRowBytes];
@@ -33,14 +33,14 @@ __device__ inline void StorePair(__half* to, float2 pair) { *reinterpret_cast<__
 // pair_of(k): columns 8 k + 2 (lane % 4) + 0..1 of row lane / 4, of a tile whose first row is at `out`. All of the warp
 // call it; of the eight rows as many are stored as there are.
 template <typename T, typename Pair>
-__device__ inline void StoreRows(Staging<T>* staging, T* out, int64_t stride, int rows, Pair pair_of) {
+__device__ inline void StoreRows(RowStaging<T>* staging, T* out, int64_t stride, int rows, Pair pair_of) {
   const int lane = threadIdx.x % 32;
   T* mine = reinterpret_cast<T*>(staging->bytes[lane / 4]) + 2 * (lane % 4);
 #pragma unroll
-  for (int first = 0; first < 16; first += Staging<T>::kColumns / 8) {
+  for (int first = 0; first < 16; first += RowStaging<T>::kColumns / 8) {
     __syncwarp();  // What is there has been stored.
 #pragma unroll
-    for (int k = 0; k < Staging<T>::kColumns / 8; ++k) StorePair(mine + 8 * k, pair_of(first + k));
+    for (int k = 0; k < RowStaging<T>::kColumns / 8; ++k) StorePair(mine + 8 * k, pair_of(first + k));
     __syncwarp();
 #pragma unroll
     for (int row = lane / 8; row < 8; row += 4) {
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) ExponentKernel(LaunchTable t
   constexpr int kStages = StagesOf(kPlanes, kParts, kGroups);
   __shared__ CloudContext c;
   __shared__ float terms[SlotsOf(kGroups)][kCloudTile];
-  __shared__ Staging<T> staging[kCloudThreads / 32];
+  __shared__ RowStaging<T> staging[kCloudThreads / 32];
   alignas(8) __shared__ uint64_t full[kStages], empty[kStages];
   using Columns = Stream<kPlanes, kParts, kGroups>;
   const BlockWork work = FindWork(table, blockIdx.x);

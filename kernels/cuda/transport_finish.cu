@@ -276,7 +276,7 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
   double linear = 0, bound = 0;
   if (out.value_linear != nullptr) linear = LinearValue(member);
   if (job.wants_bound) {
-    for (int k = threadIdx.x; k < RowBlocks(job, 0, 0) * OutputSplits(job); k += kThreads) {
+    for (int k = threadIdx.x; k < OutputParts(job); k += kThreads) {
       bound += member.At<double>(job.at.bound_partial)[k];
     }
     const EngineState& state = *member.state(0);
@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(kThreads) EndManyKernel(EndTables end) {
 
 }  // namespace
 
-int64_t BoundBlocks(const Job& job) { return int64_t{1} * RowBlocks(job, 0, 0) * OutputSplits(job); }
+int64_t BoundBlocks(const Job& job) { return OutputParts(job); }
 
 void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
   LaunchKernel(BoundStartKernel, blocks, kThreads, 0, stream, table);

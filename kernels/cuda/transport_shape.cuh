@@ -385,6 +385,7 @@ __host__ __device__ inline SplitTiles TilesOfSplit(const Job& job, int split) {
   const int tiles = RowBlocks(job, 0, 1), splits = OutputSplits(job);
   return {tiles * split / splits, tiles * (split + 1) / splits};
 }
+__host__ __device__ inline int OutputParts(const Job& job) { return RowBlocks(job, 0, 0) * OutputSplits(job); }
 // What <C, P> is added up of.
 __host__ __device__ inline int LinearParts(const Job& job) {
   return RowBlocks(job, 0, 0) * (HasWholeCosts(job) ? OutputSplits(job) : 1);

@@ -18,11 +18,9 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "kernels/cuda/device.h"
 #include "kernels/cuda/family.h"
 #include "tests/bench/gpu_check.h"
 #include "tests/bench/gpu_transport_solve.h"
@@ -368,13 +366,7 @@ Shape ParseShape(const std::string& text) {
 }
 
 int Main() {
-  const absl::StatusOr<std::vector<DeviceInfo>> devices = ListDevices();
-  if (!devices.ok() || devices->empty()) {
-    std::printf("no GPU\n");
-    return 0;
-  }
-  Check(cudaSetDevice(0), "cudaSetDevice");
-  Context context((*devices)[0]);
+  Context context(FirstDevice());
   Tensors tensors;
   const bool transport = absl::GetFlag(FLAGS_kind) == "transport";
   std::vector<Shape> shapes = transport ? TransportShapes() : NormalizationShapes();

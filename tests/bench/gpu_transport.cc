@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "kernels/cuda/device.h"
 #include "tests/bench/gpu_transport_solve.h"
 
 namespace sinkhorn {
@@ -96,18 +94,13 @@ void MeasureRagged(int64_t dim, const DeviceInfo& device, Context* context) {
 }
 
 int Main(int argc, char** argv) {
-  const absl::StatusOr<std::vector<DeviceInfo>> devices = ListDevices();
-  if (!devices.ok() || devices->empty()) {
-    std::printf("no GPU\n");
-    return 0;
-  }
-  Check(cudaSetDevice(0), "cudaSetDevice");
-  Context context((*devices)[0]);
+  const DeviceInfo device = FirstDevice();
+  Context context(device);
   for (int k = 1; k < argc || k == 1; ++k) {
     const std::string chosen = k < argc ? argv[k] : "";
-    for (const Row& row : RowsOf(chosen)) Measure(row, (*devices)[0], &context);
+    for (const Row& row : RowsOf(chosen)) Measure(row, device, &context);
     if (chosen.empty() || chosen == "ragged") {
-      for (int64_t dim : {3, 64}) MeasureRagged(dim, (*devices)[0], &context);
+      for (int64_t dim : {3, 64}) MeasureRagged(dim, device, &context);
     }
   }
   return 0;

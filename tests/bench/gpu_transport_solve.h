@@ -7,18 +7,29 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/side_stream.h"
 #include "tests/bench/gpu_check.h"
 #include "tests/bench/gpu_transport_rows.h"
 
 namespace sinkhorn {
+
+// The first GPU, which is the thread's from then on. Without one: says so, and leaves.
+inline DeviceInfo FirstDevice() {
+  const absl::StatusOr<std::vector<DeviceInfo>> devices = ListDevices();
+  if (!devices.ok() || devices->empty()) std::printf("no GPU\n"), std::exit(0);
+  Check(cudaSetDevice(0), "cudaSetDevice");
+  return (*devices)[0];
+}
 
 // Device memory that lives as long as this.
 class DeviceBuffer {
