@@ -121,7 +121,7 @@ struct Key {
   Kernel kernel;
   int size = 0;
   PlainKind plain = {};  // work: of the other kernels too; lead: of kHeld.
-  int ranks = 1;         // kHeld, kGeneral
+  int ranks = 1;         // kHeld, kStream, kGeneral
   int threads = 0;       // kGeneral
   bool operator<(const Key& other) const {
     const auto tie = [](const Key& key) {
@@ -219,7 +219,7 @@ cudaError_t LaunchReady(const Ready& ready, bool early, cudaStream_t stream) {
     case Kernel::kHeld:
       return LaunchHeld(key.size, key.ranks, key.plain.work, key.plain.lead, launch, blocks, shared_bytes, stream);
     case Kernel::kStream:
-      return LaunchStream(key.size, launch, blocks, shared_bytes, stream);
+      return LaunchStream(key.size, key.ranks, launch, blocks, shared_bytes, stream);
     case Kernel::kBackward:
       return LaunchBackward(key.size, launch, blocks, stream);
     case Kernel::kGeneral:

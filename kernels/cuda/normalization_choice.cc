@@ -109,7 +109,8 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
       (task.backward == BackwardMode::kImplicitUnit && task.n == task.m && !task.has_dustbin && !task.own_marginals);
   const bool backward = definite && (in_registers || plain || held);
   if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
-      task.logits.dtype == DType::kFloat64 || !IsStreamSize(task.rows, task.cols)) {
+      task.logits.dtype == DType::kFloat64 ||
+      (!IsStreamSize(task.rows, task.cols) && !IsSpreadSize(task.rows, task.cols))) {
     return Kernel::kGeneral;
   }
   if (plain) return Kernel::kPlain;
@@ -140,13 +141,9 @@ int32_t BlocksFor(int64_t warps, int64_t at_a_time, int64_t most = 2, int64_t ti
   return static_cast<int32_t>(blocks <= most * at_a_time ? blocks : times * at_a_time);
 }
 
-// Where the device cannot hold it, kernel becomes another.
-void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
-  const HeldPlan plan = HeldPlanOf(device.index, device.sm_count, task);
-  if (plan.at_a_time == 0) {
-    shape->kernel = task.implicit ? Kernel::kGeneral : Kernel::kStream;
-    return;
-  }
+// Of members that are held on the chip. False: the device cannot.
+bool ShapePlanned(const MemberPlan& plan, const Task& task, Shape* shape) {
+  if (plan.at_a_time == 0) return false;
   shape->size = plan.size;
   shape->ranks = plan.ranks;
   shape->redo_bytes = Padded(4 * task.count);
@@ -157,6 +154,32 @@ void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
     members = std::clamp<int64_t>(4 * kWorkspaceLimit / (plan.slot_bytes * plan.ranks), 1, members);
   }
   shape->blocks = static_cast<int32_t>(members * plan.ranks);
+  return true;
+}
+// Where the device cannot hold it, kernel becomes another.
+void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
+  if (ShapePlanned(HeldPlanOf(device.index, device.sm_count, task), task, shape)) return;
+  shape->kernel = task.implicit ? Kernel::kGeneral : Kernel::kStream;
+}
+void ShapeStream(const DeviceInfo& device, const Task& task, Shape* shape) {
+  if (IsSpreadSize(task.rows, task.cols) &&
+      ShapePlanned(SpreadPlanOf(device.index, device.sm_count, task), task, shape)) {
+    return;
+  }
+  if (!IsStreamSize(task.rows, task.cols)) {
+    shape->kernel = Kernel::kGeneral;
+    return;
+  }
+  shape->size = StreamIndex(task.rows, task.cols);
+  // Where K does not fit into shared memory, the next larger matrices' kernel reads it from L2.
+  if (StreamSharedBytes(shape->size, task.rows) + kStaticSharedBytes > SharedBytes(device)) ++shape->size;
+  shape->redo_bytes = Padded(4 * task.count);
+  shape->redo_members = 1;
+  shape->first_slot_bytes = StreamSlotBytes(shape->size, task);
+  shape->shared_bytes = StreamSharedBytes(shape->size, task.rows);
+  shape->blocks =
+      static_cast<int32_t>(std::min({task.count, int64_t{std::max(device.sm_count, 1)} * kStreamBlocks[shape->size],
+                                     std::max<int64_t>(4 * kWorkspaceLimit / shape->first_slot_bytes, 1)}));
 }
 
 // Of kPlain and kTiles.
@@ -211,6 +234,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   Shape shape;
   shape.kernel = KernelOf(problem, task);
   if (shape.kernel == Kernel::kHeld) ShapeHeld(device, task, &shape);
+  if (shape.kernel == Kernel::kStream) ShapeStream(device, task, &shape);
   shape.general_ranks = GeneralRanks(device, task);
   shape.slot_bytes = GeneralSlotBytes(task, shape.general_ranks);
   const int64_t multiprocessors = std::max(device.sm_count, 1);
@@ -221,20 +245,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
                                  : 64;
   const int64_t fitting = std::max<int64_t>((general ? kWorkspaceLimit : kWorkspaceLimit / 8) / shape.slot_bytes, 1);
   shape.general_blocks = static_cast<int32_t>(std::min({task.count, most, fitting})) * shape.general_ranks;
-  if (general || shape.kernel == Kernel::kHeld) return shape;
-  if (shape.kernel == Kernel::kStream) {
-    shape.size = StreamIndex(task.rows, task.cols);
-    // Where K does not fit into shared memory, the next larger matrices' kernel reads it from L2.
-    if (StreamSharedBytes(shape.size, task.rows) + kStaticSharedBytes > SharedBytes(device)) ++shape.size;
-    shape.redo_bytes = Padded(4 * task.count);
-    shape.redo_members = 1;
-    shape.first_slot_bytes = StreamSlotBytes(shape.size, task);
-    shape.shared_bytes = StreamSharedBytes(shape.size, task.rows);
-    shape.blocks = static_cast<int32_t>(std::min({task.count, multiprocessors * kStreamBlocks[shape.size],
-                                                  std::max<int64_t>(4 * kWorkspaceLimit / shape.first_slot_bytes, 1)}));
-    return shape;
-  }
-  ShapeTiles(device, task, &shape);
+  if (shape.kernel == Kernel::kPlain || shape.kernel == Kernel::kTiles) ShapeTiles(device, task, &shape);
   return shape;
 }
 
@@ -270,6 +281,16 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
                           : task.implicit ? task.iterations + 10.0
                                           : task.iterations;
     return 1e-5 + rounds * (passes * iteration + (task.unrolled ? 60e-6 : task.implicit ? 40e-6 : 20e-6));
+  }
+  if (shape.kernel == Kernel::kStream && shape.size >= kSpreadIndex) {
+    const double rounds = std::ceil(static_cast<double>(task.count) * shape.ranks / shape.blocks);
+    // Measured on an H200: an exchange, a warp's rows; in a start and an end those take more.
+    constexpr int kWarpsOfBlock = 8;
+    const double rows = std::ceil(static_cast<double>(task.rows) / shape.ranks / kWarpsOfBlock);
+    const double lane_columns = 2 << (shape.size - kSpreadIndex);
+    const double iteration = 1.7e-6 + rows * (0.01e-6 + 0.004e-6 * lane_columns);
+    const double ends = 20e-6 + rows * (1e-6 + 0.14e-6 * lane_columns);
+    return 1e-5 + rounds * ((task.unrolled ? 4.5 : 1) * task.iterations * iteration + (task.unrolled ? 2 : 1) * ends);
   }
   if (shape.kernel == Kernel::kStream) {
     const bool tall = shape.size >= kTallIndex;

@@ -28,8 +28,16 @@ int64_t GeneralSlotBytes(const Task& task, int ranks);
 // `blocks` begin at once, or none: no more than the device has room for.
 cudaError_t LaunchGeneral(const LaunchOf& launch, int ranks, int blocks, int threads, cudaStream_t stream);
 
-// ---- Sides from 33 to 1,024, or more rows of few columns: a block per member, float32 -------------------------------
+// ---- Sides from 33 to 1,024, or more rows of few columns, float32 ---------------------------------------------------
+// How a member is solved on the chip.
+struct MemberPlan {
+  int size = 0, ranks = 1;                   // Of the kernel's instance; blocks of a member.
+  int64_t at_a_time = 0;                     // Members; 0: the device cannot.
+  int64_t shared_bytes = 0, slot_bytes = 0;  // Of a block.
+};
+
 constexpr int kStreamSide = 1024, kTallColumns = 256, kTallRows = 4096;
+// What a block can solve. What does not fit into its memory is read in each iteration.
 constexpr bool IsStreamSize(int rows, int cols) {
   return cols <= kStreamSide && rows <= (cols <= kTallColumns ? kTallRows : kStreamSide);
 }
@@ -44,18 +52,32 @@ constexpr int StreamIndex(int rows, int cols) {
 constexpr int kStreamBlocks[] = {5, 1, 1, 1, 1, 1, 1, 1};  // Of a multiprocessor at a time.
 int64_t StreamSlotBytes(int size, const Task& task);
 int64_t StreamSharedBytes(int size, int64_t rows);
-// `shared_bytes`: the largest of all tasks.
-cudaError_t LaunchStream(int size, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream);
+
+// And by clusters of blocks that hold it (Hopper): 64, 128, 256, 512 and 1,024 columns, of so many entries a block.
+constexpr int kSpreadIndex = 8;  // Of the first of those.
+constexpr int kSpreadArea = 65536, kSpreadRanks = 16;
+// From so many rows on, as measured: below, a block alone is faster, or does more where there are many.
+constexpr int kSpreadLeastRows[] = {1537, 769, 257, 193, 97};
+constexpr bool IsSpreadSize(int rows, int cols) {
+  return cols <= kStreamSide && rows >= kSpreadLeastRows[StreamIndex(cols)] &&
+         rows <= kSpreadRanks * (kSpreadArea / (64 << StreamIndex(cols)));
+}
+// Their blocks: numbers that processors of a Hopper device, which come in groups of 16 or 18, are shared by well.
+constexpr int SpreadRanks(int rows, int cols) {
+  const int least = (rows * (64 << StreamIndex(cols)) + kSpreadArea - 1) / kSpreadArea;
+  return least <= 5 ? least : least <= 8 ? 8 : kSpreadRanks;
+}
+// The device is asked once for each size.
+MemberPlan SpreadPlanOf(int device, int multiprocessors, const Task& task);
+
+// `shared_bytes`: the largest of all tasks. `blocks`: a multiple of `ranks`.
+cudaError_t LaunchStream(int size, int ranks, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+                         cudaStream_t stream);
 
 // ---- Plain recipes, sides from 65 to 1,024, held on the chip, float32 (above 128: Hopper) ---------------------------
 // By a block a member, or a cluster of them.
-struct HeldPlan {
-  int size = 0, ranks = 1;  // Of the kernel's instance; blocks of a member.
-  int64_t at_a_time = 0;    // Members; 0: the device cannot.
-  int64_t shared_bytes = 0, slot_bytes = 0;
-};
 // The device is asked once for each size.
-HeldPlan HeldPlanOf(int device, int multiprocessors, const Task& task);
+MemberPlan HeldPlanOf(int device, int multiprocessors, const Task& task);
 // `blocks`: a multiple of `ranks`.
 cudaError_t LaunchHeld(int size, int ranks, Work work, Lead lead, const LaunchOf& launch, int blocks,
                        int64_t shared_bytes, cudaStream_t stream);

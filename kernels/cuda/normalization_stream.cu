@@ -1,6 +1,5 @@
 // Instances of the kernel for sides from 33 to 1,024, and for many rows of few columns.
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/normalization_kernels.h"
+#include "kernels/cuda/normalization_plan.cuh"
 #include "kernels/cuda/normalization_stream.cuh"
 
 namespace sinkhorn {
@@ -26,8 +25,18 @@ auto WithShape(int size, Body body) {
       return body(Tall64());
     case 6:
       return body(Tall128());
-    default:
+    case 7:
       return body(Tall256());
+    case 8:
+      return body(Spread64());
+    case 9:
+      return body(Spread128());
+    case 10:
+      return body(Spread256());
+    case 11:
+      return body(Spread512());
+    default:
+      return body(Spread1024());
   }
 }
 
@@ -44,10 +53,33 @@ int64_t StreamSharedBytes(int size, int64_t rows) {
   });
 }
 
-cudaError_t LaunchStream(int size, const LaunchOf& launch, int blocks, int64_t shared_bytes, cudaStream_t stream) {
+MemberPlan SpreadPlanOf(int device, int multiprocessors, const Task& task) {
+  constexpr int kSizes = 5;
+  static AskedOnce known[kSizes][kSpreadRanks + 1];
+  const int size = StreamIndex(task.cols);
+  MemberPlan plan;
+  plan.size = kSpreadIndex + size;
+  plan.ranks = SpreadRanks(task.rows, task.cols);
+  WithShape(plan.size, [&](auto shape) {
+    using Shape = decltype(shape);
+    if constexpr (Shape::kCluster) {
+      static_assert(Shape::kRows * Shape::kColumns == kSpreadArea && Shape::kMostRanks == kSpreadRanks, "as told");
+      plan.shared_bytes = StreamSharedBytes(plan.size, task.rows);
+      plan.slot_bytes = StreamSlotBytes(plan.size, task);
+      plan.at_a_time = known[size][plan.ranks].Get(device, [&] {
+        return MembersAtATime(StreamKernel<Shape>, plan.ranks, Shape::kThreadCount, plan.shared_bytes, false,
+                              multiprocessors);
+      });
+    }
+  });
+  return plan;
+}
+
+cudaError_t LaunchStream(int size, int ranks, const LaunchOf& launch, int blocks, int64_t shared_bytes,
+                         cudaStream_t stream) {
   WithShape(size, [&](auto shape) {
     using Shape = decltype(shape);
-    LaunchKernel(StreamKernel<Shape>, blocks, Shape::kThreadCount, shared_bytes, stream, launch);
+    LaunchCluster(StreamKernel<Shape>, blocks, ranks, Shape::kThreadCount, shared_bytes, stream, launch);
   });
   return TakeLaunchError();
 }

@@ -18,7 +18,8 @@ class Streamed : private StreamBase<Shape> {
   using Base = StreamBase<Shape>;
 
  public:
-  __device__ Streamed(const Task& task, float* shared, float* slot) : Base(task, shared, slot) {}
+  __device__ Streamed(const Task& task, float* slot, uint64_t (&barriers)[kStreamBarriers])
+      : Base(task, slot, barriers) {}
 
   __device__ void Solve(int64_t member, LaneTally* tally) {
     member_ = member;
@@ -31,10 +32,11 @@ class Streamed : private StreamBase<Shape> {
       const bool stopped = Iterate(&iterations, &row_error, &col_error);
       float last_row_error, last_col_error;
       FinishForward(&last_row_error, &last_col_error);
-      good = last_row_error + last_col_error < FLT_MAX && (task_.guard == Guard::kNone || ScalingsKeepDigits());
+      good =
+          last_row_error + last_col_error < FLT_MAX && (task_.guard == Guard::kNone || MemberAll(ScalingsKeepDigits()));
       if (!stopped) row_error = last_row_error, col_error = last_col_error;
     }
-    if (threadIdx.x == 0) {
+    if (IsFirstBlock() && threadIdx.x == 0) {
       task_.redo[member] = good ? 0 : 1;
       if (!good) tally->flags |= Tally::kRedo;
       if (good) Certify(task_, member, true, row_error, col_error, iterations, tally);
@@ -45,41 +47,51 @@ class Streamed : private StreamBase<Shape> {
     }
     __syncthreads();  // Shared memory and the slot are free.
   }
+  // After all members.
+  __device__ void Leave() const { cluster_.Leave(); }
 
  private:
   using Base::BlockSum;
   using Base::C;
-  using Base::c_;
+  using Base::cluster_;
   using Base::col_add_;
-  using Base::col_bar_;
   using Base::col_most_;
   using Base::col_scale_;
+  using Base::ColumnBars;
+  using Base::ColumnMasses;
   using Base::Columns;
+  using Base::FirstRow;
   using Base::HistoryU;
   using Base::HistoryV;
   using Base::HistoryX;
   using Base::HistoryY;
+  using Base::IsFirstBlock;
   using Base::kColumns;
   using Base::lane_;
+  using Base::LoadKept;
+  using Base::LoadLogits;
   using Base::LoadMarginals;
   using Base::LoadRow;
   using Base::member_;
-  using Base::next_u_;
-  using Base::parts_;
+  using Base::MemberAll;
+  using Base::MemberSum;
+  using Base::NextU;
+  using Base::Parts;
   using Base::Pass;
-  using Base::r_;
   using Base::row_add_;
-  using Base::row_bar_;
   using Base::row_most_;
   using Base::row_scale_;
+  using Base::RowBars;
+  using Base::RowMasses;
   using Base::RowOfK;
+  using Base::Rows;
   using Base::Start;
   using Base::StartOf;
   using Base::StoreRow;
   using Base::task_;
-  using Base::u_;
-  using Base::v_;
-  using Base::v_now_;
+  using Base::U;
+  using Base::V;
+  using Base::VNow;
   using Base::W;
   using Base::warp_;
   using typename Base::RowStart;
@@ -89,20 +101,21 @@ class Streamed : private StreamBase<Shape> {
   __device__ bool Iterate(int* iterations, float* row_error, float* col_error) {
     const bool stops = task_.tolerance32 > 0;
     float last_col_error = FLT_MAX;
+    LoadKept();
     __syncthreads();  // u_0 and v_0 are there.
 #pragma unroll 1
     for (int t = 1; t <= task_.iterations; ++t) {
       const bool skip = task_.softmax && t == 1;
       float error = 0;  // Of the result before.
-      Pass(v_, [&](int i, float sum) {
-        const float old = u_[i];
-        const float now = skip ? old : r_[i] * old * Reciprocal(fmaxf(fmaf(old, sum, row_add_), row_most_));
-        next_u_[i] = now;
-        if (stops) error += fabsf(old * sum / col_scale_ - r_[i] / row_scale_);
+      Pass(V(), [&](int i, float sum) {
+        const float old = U()[i];
+        const float now = skip ? old : RowMasses()[i] * old * Reciprocal(fmaxf(fmaf(old, sum, row_add_), row_most_));
+        NextU()[i] = now;
+        if (stops) error += fabsf(old * sum / col_scale_ - RowMasses()[i] / row_scale_);
         return now;
       });
       if (stops && t > 1) {
-        const float before = BlockSum(error);
+        const float before = MemberSum(error);
         if (before <= task_.tolerance32 && last_col_error <= task_.tolerance32) {
           *iterations = t - 1;
           *row_error = before;
@@ -110,15 +123,16 @@ class Streamed : private StreamBase<Shape> {
           return true;
         }
       }
-      for (int i = threadIdx.x; i < task_.rows; i += Shape::kThreadCount) {
-        u_[i] = next_u_[i];
-        if (task_.unrolled) HistoryU(t)[i] = u_[i];
+      for (int i = threadIdx.x; i < Rows(); i += Shape::kThreadCount) {
+        U()[i] = NextU()[i];
+        if (task_.unrolled) HistoryU(t)[i] = U()[i];
       }
       const float total = Columns([&](int j, float sum) {
-        const float old = v_[j], now = c_[j] * old * Reciprocal(fmaxf(fmaf(old, sum, col_add_), col_most_));
-        v_[j] = now;
+        const float old = V()[j];
+        const float now = ColumnMasses()[j] * old * Reciprocal(fmaxf(fmaf(old, sum, col_add_), col_most_));
+        V()[j] = now;
         if (task_.unrolled) HistoryV(t)[j] = now;
-        return fabsf(now * sum - c_[j]);
+        return fabsf(now * sum - ColumnMasses()[j]);
       });
       if (stops) last_col_error = BlockSum(total) / col_scale_;
     }
@@ -130,14 +144,14 @@ class Streamed : private StreamBase<Shape> {
     const float unscale = 1 / col_scale_;
     float sums[C] = {}, bars[C] = {};
     double error = 0;  // Of hundreds of rows, one after the other.
-    for (int i = warp_; i < task_.rows; i += W) {
+    for (int i = warp_; i < Rows(); i += W) {
       float row = 0, bar_row = 0, p[C], bar[C];
       const float* const from = RowOfK(i) + lane_;
-      const float u = u_[i] * unscale;
+      const float u = U()[i] * unscale;
 #pragma unroll
-      for (int c = 0; c < C; ++c) p[c] = from[32 * c] * u * v_[lane_ + 32 * c];
-      if (task_.unrolled) LoadRow(task_.cotangent, task_.n, task_.m, i, task_.cols, bar);
-      if (task_.plan.data != nullptr) StoreRow(task_.plan, task_.n, task_.m, i, task_.cols, p);
+      for (int c = 0; c < C; ++c) p[c] = from[32 * c] * u * V()[lane_ + 32 * c];
+      if (task_.unrolled) LoadRow(task_.cotangent, task_.n, task_.m, FirstRow() + i, task_.cols, bar);
+      if (task_.plan.data != nullptr) StoreRow(task_.plan, task_.n, task_.m, FirstRow() + i, task_.cols, p);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
         row += p[c];
@@ -150,32 +164,33 @@ class Streamed : private StreamBase<Shape> {
       row = WarpSum(row);
       if (task_.unrolled) bar_row = WarpSum(bar_row);
       if (lane_ != 0) continue;
-      row_bar_[i] = bar_row;
-      error += fabsf(row - r_[i] / row_scale_);
-      StoreSum(true, i, row);
+      RowBars()[i] = bar_row;
+      error += fabsf(row - RowMasses()[i] / row_scale_);
+      StoreSum(true, FirstRow() + i, row);
     }
-    *row_error = BlockSum(static_cast<float>(error));
+    *row_error = MemberSum(static_cast<float>(error));
 #pragma unroll
-    for (int c = 0; c < C; ++c) parts_[warp_ * kColumns + lane_ + 32 * c] = sums[c];
+    for (int c = 0; c < C; ++c) Parts()[warp_ * kColumns + lane_ + 32 * c] = sums[c];
     __syncthreads();  // The parts are there.
     *col_error = BlockSum(Columns([&](int j, float sum) {
-      StoreSum(false, j, sum);
-      return fabsf(sum - c_[j] * unscale);
+      if (IsFirstBlock()) StoreSum(false, j, sum);
+      return fabsf(sum - ColumnMasses()[j] * unscale);
     }));
     if (!task_.unrolled) return;
 #pragma unroll
-    for (int c = 0; c < C; ++c) parts_[warp_ * kColumns + lane_ + 32 * c] = bars[c];
+    for (int c = 0; c < C; ++c) Parts()[warp_ * kColumns + lane_ + 32 * c] = bars[c];
     __syncthreads();  // The parts are there.
     (void)Columns([&](int j, float sum) {
-      col_bar_[j] = sum;
+      ColumnBars()[j] = sum;
       return 0.0f;
     });
   }
+  // Those that this thread sees.
   __device__ bool ScalingsKeepDigits() const {
     bool all = true;
-    for (int i = threadIdx.x; i < task_.rows; i += Shape::kThreadCount) all = all && KeepsDigits(u_[i]);
-    for (int j = threadIdx.x; j < task_.cols; j += Shape::kThreadCount) all = all && KeepsDigits(v_[j]);
-    return __syncthreads_and(all);
+    for (int i = threadIdx.x; i < Rows(); i += Shape::kThreadCount) all = all && KeepsDigits(U()[i]);
+    for (int j = threadIdx.x; j < task_.cols; j += Shape::kThreadCount) all = all && KeepsDigits(V()[j]);
+    return all;
   }
   __device__ void StoreSum(bool of_rows, int k, float x) const {
     const Output& output = of_rows != task_.transposed ? task_.row_sums : task_.column_sums;
@@ -186,32 +201,33 @@ class Streamed : private StreamBase<Shape> {
   // ---- The iterations backward: their multipliers to the history ----------------------------------------------------
   // y of iteration t from the adjoints of log v_t.
   __device__ float ColumnMultiplier(int t, int j) {
-    float bar = col_bar_[j];
-    const float y = Unscaled(HistoryV(t - 1)[j], HistoryV(t)[j], c_[j], col_add_, col_most_, &bar);
-    col_bar_[j] = bar;
+    float bar = ColumnBars()[j];
+    const float y = Unscaled(HistoryV(t - 1)[j], HistoryV(t)[j], ColumnMasses()[j], col_add_, col_most_, &bar);
+    ColumnBars()[j] = bar;
     HistoryY(t)[j] = y;
     return y;
   }
   __device__ void Reverse(int iterations) {
+    LoadKept();
     for (int j = threadIdx.x; j < kColumns; j += Shape::kThreadCount) {
-      v_now_[j] = j < task_.cols && iterations > 0 ? ColumnMultiplier(iterations, j) : 0.0f;
+      VNow()[j] = j < task_.cols && iterations > 0 ? ColumnMultiplier(iterations, j) : 0.0f;
     }
     __syncthreads();  // y is there.
 #pragma unroll 1
     for (int t = iterations; t >= 1; --t) {
       const bool skip = task_.softmax && t == 1;
-      Pass(v_now_, [&](int i, float sum) {
+      Pass(VNow(), [&](int i, float sum) {
         const float now = HistoryU(t)[i];
-        float bar = row_bar_[i] - now * sum;
-        float x = Unscaled(HistoryU(t - 1)[i], now, r_[i], row_add_, row_most_, &bar);
+        float bar = RowBars()[i] - now * sum;
+        float x = Unscaled(HistoryU(t - 1)[i], now, RowMasses()[i], row_add_, row_most_, &bar);
         if (skip) x = 0;
-        row_bar_[i] = bar;
+        RowBars()[i] = bar;
         HistoryX(t)[i] = x;
         return x;
       });
       (void)Columns([&](int j, float sum) {
-        col_bar_[j] -= HistoryV(t - 1)[j] * sum;
-        if (t > 1) v_now_[j] = ColumnMultiplier(t - 1, j);
+        ColumnBars()[j] -= HistoryV(t - 1)[j] * sum;
+        if (t > 1) VNow()[j] = ColumnMultiplier(t - 1, j);
         return 0.0f;
       });
     }
@@ -225,13 +241,13 @@ class Streamed : private StreamBase<Shape> {
     float infinite = 0, border = 0;
     constexpr int kTogether = C >= 32 ? 1 : C >= 16 ? 2 : 4;
 #pragma unroll 1
-    for (int first = warp_ * kTogether; first < task_.rows; first += W * kTogether) {
+    for (int first = warp_ * kTogether; first < Rows(); first += W * kTogether) {
       float g[kTogether][C];
 #pragma unroll
       for (int e = 0; e < kTogether; ++e) {
-        const int i = min(first + e, task_.rows - 1);
-        LoadRow(task_.cotangent, task_.n, task_.m, i, task_.cols, g[e]);
-        const float u = u_[i] * unscale;
+        const int i = min(first + e, Rows() - 1);
+        LoadRow(task_.cotangent, task_.n, task_.m, FirstRow() + i, task_.cols, g[e]);
+        const float u = U()[i] * unscale;
 #pragma unroll
         for (int c = 0; c < C; ++c) g[e][c] *= u * HistoryV(last)[lane_ + 32 * c];
       }
@@ -241,7 +257,7 @@ class Streamed : private StreamBase<Shape> {
         float us[kTogether], xs[kTogether];
 #pragma unroll
         for (int e = 0; e < kTogether; ++e) {
-          const int i = min(first + e, task_.rows - 1);
+          const int i = min(first + e, Rows() - 1);
           us[e] = -u[i];
           xs[e] = -x[i];
         }
@@ -254,12 +270,12 @@ class Streamed : private StreamBase<Shape> {
       }
 #pragma unroll
       for (int e = 0; e < kTogether; ++e) {
-        if (first + e < task_.rows) FinishRow(first + e, g[e], &infinite, &border);
+        if (first + e < Rows()) FinishRow(first + e, g[e], &infinite, &border);
       }
     }
-    border = BlockSum(border);
+    border = MemberSum(border);
     const Output& output = task_.dustbin_gradient;
-    if (task_.has_dustbin && threadIdx.x == 0 && output.data != nullptr) {
+    if (task_.has_dustbin && IsFirstBlock() && threadIdx.x == 0 && output.data != nullptr) {
       StoreAs(output.dtype, output.data, member_, border);
     }
     return __syncthreads_and(infinite == 0);
@@ -268,7 +284,10 @@ class Streamed : private StreamBase<Shape> {
     const bool chained = task_.softmax || task_.offset > 0;
     float w[C], total = 0;
     RowStart start = {0, 1, 0};
-    if (chained) start = StartOf(i, w);
+    if (chained) {
+      LoadLogits(i, w);
+      start = StartOf(i, w);
+    }
     const float* const from = RowOfK(i) + lane_;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
@@ -281,30 +300,42 @@ class Streamed : private StreamBase<Shape> {
         total += g[c];
       }
     }
-    if (task_.softmax) total = WarpSum(total) * row_scale_ / r_[i];
-    const int bin = task_.has_dustbin ? 1 : 0;
+    if (task_.softmax) total = WarpSum(total) * row_scale_ / RowMasses()[i];
+    const int bin = task_.has_dustbin ? 1 : 0, row = FirstRow() + i;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       const int j = lane_ + 32 * c;
       if (j >= task_.cols) continue;
       if (task_.softmax) g[c] -= start.scale * Exp(w[c] - start.top) * total;
       *infinite = fmaf(g[c], 0.0f, *infinite);
-      if (i >= task_.rows - bin || j >= task_.cols - bin) *border += g[c];
+      if (row >= task_.rows - bin || j >= task_.cols - bin) *border += g[c];
     }
-    if (i < task_.rows - bin) {
-      StoreRow(task_.gradient, task_.n - bin, task_.m - bin, i, task_.cols - bin, g);
+    if (row < task_.rows - bin) {
+      StoreRow(task_.gradient, task_.n - bin, task_.m - bin, row, task_.cols - bin, g);
     }
   }
 };
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreadCount) StreamKernel(const __grid_constant__ LaunchOf launch) {
-  __shared__ Task task;
-  const int block = LoadTask(launch, &task);
-  LaneTally tally;
-  Streamed<Shape> streamed(task, DynamicFloats(), reinterpret_cast<float*>(task.workspace + task.slot_bytes * block));
-  for (int64_t member = task.first + block; member < task.last; member += task.blocks) streamed.Solve(member, &tally);
-  if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kRuns = true;
+#else
+  constexpr bool kRuns = !Shape::kCluster;
+#endif
+  if constexpr (kRuns) {
+    __shared__ Task task;
+    __shared__ uint64_t barriers[kStreamBarriers];
+    const int block = LoadTask(launch, &task), ranks = Shape::kCluster ? task.ranks : 1;
+    LaneTally tally;
+    Streamed<Shape> streamed(task, reinterpret_cast<float*>(task.workspace + task.slot_bytes * block), barriers);
+    const int step = task.blocks / ranks;
+    for (int64_t member = task.first + block / ranks; member < task.last; member += step) {
+      streamed.Solve(member, &tally);
+    }
+    streamed.Leave();
+    if (threadIdx.x == 0) StoreTally(task, block, tally.rows, tally.cols, tally.iterations, tally.flags);
+  }
 }
 
 }  // namespace normalization

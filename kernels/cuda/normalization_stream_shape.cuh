@@ -9,15 +9,21 @@ namespace sinkhorn {
 namespace cuda {
 namespace normalization {
 
-// Columns of a lane, warps, and rows of a warp that stay in registers and in shared memory (0: none do).
-template <int kLaneColumns, int kBlockWarpCount, int kKeptRows, int kStoredRows>
+constexpr int CeilPowerOfTwo(int x) { return x <= 1 ? 1 : 2 * CeilPowerOfTwo((x + 1) / 2); }
+
+// Columns of a lane, warps, and rows of a warp that stay in registers and in shared memory (0: none do); blocks of a
+// member at most, one below the other (1: it is a block's).
+template <int kLaneColumns, int kBlockWarpCount, int kKeptRows, int kStoredRows, int kRanks = 1>
 struct StreamShape {
   static constexpr int C = kLaneColumns, kWarpCount = kBlockWarpCount, kKept = kKeptRows, kStored = kStoredRows;
   static constexpr int kThreadCount = 32 * kWarpCount, kColumns = 32 * C;
   static constexpr int kWarpRows = kKept + kStored;
   static constexpr bool kResident = kWarpRows > 0;
-  static constexpr int kRows = kWarpRows * kWarpCount;  // At most; 0: any.
-  // Rows that a warp takes together, where it has none of its own.
+  static constexpr int kRows = kWarpRows * kWarpCount;  // Of a block, at most; 0: any.
+  static constexpr int kMostRanks = kRanks;
+  static constexpr bool kCluster = kMostRanks > 1;
+  // Rows that a warp takes together: of those in shared memory, and where it has none of its own.
+  static constexpr int kStoredTogether = C <= 2 ? 16 : C <= 4 ? 8 : C <= 8 ? 4 : C <= 16 ? 2 : 1;
   static constexpr int kTogether = C <= 2 ? 8 : C <= 8 ? 4 : C <= 16 ? 2 : 1;
 };
 using Stream64 = StreamShape<2, 4, 16, 0>;
@@ -28,19 +34,33 @@ using Stream1024 = StreamShape<32, 8, 0, 0>;
 using Tall64 = StreamShape<2, 16, 0, 0>;
 using Tall128 = StreamShape<4, 16, 0, 0>;
 using Tall256 = StreamShape<8, 16, 0, 0>;
+using Spread64 = StreamShape<2, 8, 32, 96, 16>;
+using Spread128 = StreamShape<4, 8, 32, 32, 16>;
+using Spread256 = StreamShape<8, 8, 16, 16, 16>;
+using Spread512 = StreamShape<16, 8, 8, 8, 16>;
+using Spread1024 = StreamShape<32, 8, 3, 5, 16>;
 
-// Floats of shared memory, and of a slot of the workspace.
+// A block's rows of a matrix of so many: numbers of each that it has room for, in shared memory and in its history.
+template <class Shape>
+__host__ __device__ constexpr int64_t StreamBlockRows(int64_t rows) {
+  return Shape::kCluster ? Shape::kRows : rows;
+}
+// Floats of shared memory: of them those of a cluster's blocks, for each other. And of a slot of the workspace.
+template <class Shape>
+constexpr int kStreamClusterFloats =
+    Shape::kCluster ? 2 * Shape::kColumns + 4 * Shape::kMostRanks + 4 + 4 * Shape::kThreadCount : 0;
 template <class Shape>
 __host__ __device__ constexpr int64_t StreamSharedFloats(int64_t rows) {
-  return (Shape::kWarpCount * (1 + Shape::kStored) + 4) * Shape::kColumns + 4 * rows + 32;
+  return (Shape::kWarpCount * (1 + Shape::kStored) + 4) * Shape::kColumns + kStreamClusterFloats<Shape> +
+         4 * StreamBlockRows<Shape>(rows) + 32;
 }
 template <class Shape>
 __host__ __device__ constexpr int64_t StreamMatrixRows(int64_t rows) {
-  return Shape::kResident ? Shape::kRows : rows;
+  return Shape::kResident ? Shape::kKept * Shape::kWarpCount : rows;
 }
 template <class Shape>
 __host__ __device__ inline int64_t StreamSlotFloats(const Task& task) {
-  const int64_t rows = task.rows, cols = Shape::kColumns;
+  const int64_t rows = StreamBlockRows<Shape>(task.rows), cols = Shape::kColumns;
   return StreamMatrixRows<Shape>(rows) * cols +
          (task.unrolled ? (int64_t{task.iterations} + 1) * 2 * (rows + cols) : 0);
 }

@@ -1,7 +1,8 @@
-// Matrices that several blocks of a GPU solve together: sides above 1,024, float64, EXACT, implicit systems of given
+// Matrices that several blocks of a GPU solve together: sides above 256, float64, EXACT, implicit systems of given
 // marginals and dustbins; and tall ones, of more rows than columns. What they are, and the same bits in any company.
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -81,6 +82,17 @@ class TeamsTest : public ConformanceTest {
     Case stops = WithMarginals(Batch(2, 160, 170, LogRowColumnRecipe(), 300, ++seed));
     stops.solver().tolerance = 1e-3;
     add(stops);
+    // 4. Of float32, what is more than a block holds: all widths, the last block with fewer rows, and with one.
+    for (const auto& [n, m] : {std::pair<int64_t, int64_t>{5000, 60}, {1025, 100}, {300, 290}, {130, 1000}}) {
+      cases.push_back(WithMarginals(Batch(2, n, m, LogRowColumnRecipe(), 4, ++seed)));
+      cases.push_back(Batch(1, m, n, ExpColumnRowRecipe(), 4, ++seed));
+      cases.push_back(WithCotangent(WithDustbin(Batch(1, n, m, guarded, 3, ++seed)), BackwardMode::kUnrolled));
+    }
+    cases.push_back(WithCotangent(WithMarginals(Batch(1, 1000, 1000, LogRowColumnRecipe(), 3, ++seed)),  //
+                                  BackwardMode::kUnrolled));
+    stops = WithDustbin(WithMarginals(Batch(2, 400, 330, LogRowColumnRecipe(), 300, ++seed)));
+    stops.solver().tolerance = 1e-3;
+    cases.push_back(stops);
     return cases;
   }
 };

@@ -34,6 +34,7 @@ EVERYTHING = (
     "normalization:1x1200x1100:20",
     "normalization:2x300x200:100:recipe=exact",
     "normalization:4x700x40:20",
+    "normalization:3x3000x60:20",
     "dense:128x128:20",
     "dense:500x600:20:plan",
     "dense:1500x1100:10",

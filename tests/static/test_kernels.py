@@ -38,6 +38,8 @@ HOT = {
     ),
     "normalization_softmax_forward.cu": (r"PlainKernel\w*TileShapeILi(?!14)", 24),
     "normalization_softmax_implicit.cu": (r"PlainKernel\w*TileShapeILi(4ELi4E|4ELi8ELi[48]E)\w*WorkE2ELb0E", 6),
+    # Held by clusters, up to 256 columns: of more, addresses and counters lie in local memory, no matrix entries.
+    "normalization_stream.cu": (r"StreamKernel\w*StreamShapeILi[248]ELi8E", 3),
     "normalization_tiles.cu": ("TilesKernel", 8),
     "transport_cloud.cu": ("CloudStepKernel", 6),
     "transport_cloud_distances.cu": ("CloudStepKernel", 3),
