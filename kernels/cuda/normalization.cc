@@ -66,8 +66,8 @@ class NormalizationResident final : public Resident {
     }
     tallies = nullptr;
     if (!general()) {
-      redoing = redo;
-      done_ = !redo;
+      redoing = redo || shape.then_general;
+      done_ = !redoing;
     } else {
       task.resumes = left;
       if (!left) next = task.last;
@@ -157,8 +157,11 @@ bool Prepare(NormalizationResident* resident, double slice_seconds, double share
   char* const slots = plan + shape.plan_bytes;
   uint32_t* const redo = reinterpret_cast<uint32_t*>(resident->workspace);
   if (resident->general()) {
-    const double rounds = std::clamp(slice_seconds * share / GeneralSeconds(task, shape.general_ranks), 1.0, 1e6);
-    const int64_t members = resident->redoing ? task.count : static_cast<int64_t>(rounds) * shape.general_slots();
+    const double seconds = GeneralSeconds(task, shape.general_ranks, shape.then_general);
+    const double rounds = std::clamp(slice_seconds * share / seconds, 1.0, 1e6);
+    // Those that the other kernel could not hold are few.
+    const bool few = resident->redoing && !shape.then_general;
+    const int64_t members = few ? task.count : static_cast<int64_t>(rounds) * shape.general_slots();
     task.first = resident->next;
     if (!task.resumes) task.last = std::min(task.count, task.first + members);
     task.budget_ns = static_cast<int64_t>(slice_seconds * 1e9);  // All blocks are at work at the same time.
@@ -167,6 +170,8 @@ bool Prepare(NormalizationResident* resident, double slice_seconds, double share
     task.slot_bytes = shape.slot_bytes;
     task.workspace = slots;
     task.redo = resident->redoing ? redo : nullptr;
+    task.has_plans = shape.then_general;
+    if (task.has_plans) task.given_plan = {plan, DType::kFloat32, false};
     task.redo_members = shape.redo_members;
   } else {
     task.ranks = shape.ranks;
@@ -269,7 +274,7 @@ void AddLaunches(const Key& key, const std::vector<NormalizationResident*>& resi
   for (const NormalizationResident* resident : residents) {
     tasks.push_back(resident->task);
     ready.shared_bytes = std::max(ready.shared_bytes, resident->shape.shared_bytes);
-    if (resident->general() || resident->shape.plan_bytes == 0) continue;
+    if (resident->general() || resident->shape.then_general || resident->shape.plan_bytes == 0) continue;
     after.key = {Kernel::kBackward, TileIndex(std::max(resident->task.n, resident->task.m))};
     backward.push_back(BackwardTask(resident->task, resident->shape.backward_blocks));
   }

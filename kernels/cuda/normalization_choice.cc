@@ -107,8 +107,7 @@ Kernel KernelOf(const Problem& problem, const Task& task) {
   const bool definite =
       task.backward == BackwardMode::kImplicit ||
       (task.backward == BackwardMode::kImplicitUnit && task.n == task.m && !task.has_dustbin && !task.own_marginals);
-  const bool backward = definite && (in_registers || plain || held);
-  if (!task.forward || task.exact || (task.implicit && !backward) || problem.solver.precision == Precision::kDouble ||
+  if (!task.forward || task.exact || (task.implicit && !definite) || problem.solver.precision == Precision::kDouble ||
       task.logits.dtype == DType::kFloat64 ||
       (!IsStreamSize(task.rows, task.cols) && !IsSpreadSize(task.rows, task.cols))) {
     return Kernel::kGeneral;
@@ -159,15 +158,19 @@ bool ShapePlanned(const MemberPlan& plan, const Task& task, Shape* shape) {
 // Where the device cannot hold it, kernel becomes another.
 void ShapeHeld(const DeviceInfo& device, const Task& task, Shape* shape) {
   if (ShapePlanned(HeldPlanOf(device.index, device.sm_count, task), task, shape)) return;
-  shape->kernel = task.implicit ? Kernel::kGeneral : Kernel::kStream;
+  shape->kernel = Kernel::kStream;
 }
 void ShapeStream(const DeviceInfo& device, const Task& task, Shape* shape) {
+  if (task.implicit) {
+    shape->then_general = true;
+    shape->plan_bytes = Padded(task.count * task.n * task.m * static_cast<int64_t>(sizeof(float)));
+  }
   if (IsSpreadSize(task.rows, task.cols) &&
       ShapePlanned(SpreadPlanOf(device.index, device.sm_count, task), task, shape)) {
     return;
   }
   if (!IsStreamSize(task.rows, task.cols)) {
-    shape->kernel = Kernel::kGeneral;
+    *shape = Shape();  // The general kernel does it all.
     return;
   }
   shape->size = StreamIndex(task.rows, task.cols);
@@ -238,7 +241,7 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
   shape.general_ranks = GeneralRanks(device, task);
   shape.slot_bytes = GeneralSlotBytes(task, shape.general_ranks);
   const int64_t multiprocessors = std::max(device.sm_count, 1);
-  const bool general = shape.kernel == Kernel::kGeneral;
+  const bool general = shape.kernel == Kernel::kGeneral || shape.then_general;
   // Few of the registers kernel's members need it.
   const int64_t most = shape.general_ranks > 1 ? GeneralAtOnce(device, task) / shape.general_ranks
                        : general ? multiprocessors * (GeneralThreads(task) <= 128 ? 8 : kSlotsPerMultiprocessor)
@@ -250,14 +253,14 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
 }
 
 // ---- Predictions ----------------------------------------------------------------------------------------------------
-double GeneralSeconds(const Task& task, int ranks) {
+double GeneralSeconds(const Task& task, int ranks, bool has_plan) {
   // Measured on an H200: exponentials, a warp's rows one after the other, groups of columns, and, of teams, meetings.
   const double area = static_cast<double>(task.n) * task.m, rows = task.rows, cols = task.cols;
   const double block = GeneralThreads(task), threads = block * ranks;
   const double pass = (ranks > 1 ? 4e-6 : 1e-6) + 0.25e-6 * area / threads +
                       0.5e-6 * std::max(1.0, 32 * rows / threads) + 0.3e-6 * std::ceil(std::ceil(cols / 32) / ranks);
   double passes = 4;
-  if (task.forward) passes += 2.0 * (task.exact ? std::min(task.iterations, 8) : task.iterations);
+  if (task.forward && !has_plan) passes += 2.0 * (task.exact ? std::min(task.iterations, 8) : task.iterations);
   if (task.unrolled) passes += 2.0 * task.iterations;
   if (task.implicit) passes += 16;
   double seconds = passes * pass;
@@ -271,7 +274,13 @@ double GeneralSeconds(const Task& task, int ranks) {
 double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
   if (shape.kernel == Kernel::kGeneral) {
     const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_slots());
-    return 5e-6 + rounds * GeneralSeconds(task, shape.general_ranks);
+    return 5e-6 + rounds * GeneralSeconds(task, shape.general_ranks, false);
+  }
+  if (shape.then_general) {
+    Shape first = shape;
+    first.then_general = false;
+    const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_slots());
+    return Seconds(device, first, task) + rounds * GeneralSeconds(task, shape.general_ranks, true);
   }
   if (shape.kernel == Kernel::kHeld) {
     const double rounds = std::ceil(static_cast<double>(task.count) * shape.ranks / shape.blocks);

@@ -39,7 +39,8 @@ struct Shape {
   bool padded = false;               // kPlain: smaller than the tile.
   int32_t backward_blocks = 0;       // Of the implicit modes' kernel.
   int64_t redo_bytes = 0, redo_members = 1;
-  int64_t plan_bytes = 0;      // P for the implicit modes' kernel.
+  int64_t plan_bytes = 0;      // P for the kernel that goes on with implicit modes:
+  bool then_general = false;   // kStream: the general one.
   int32_t general_blocks = 0;  // Of the general kernel,
   int32_t general_ranks = 1;   // so many a member.
   int64_t slot_bytes = 0;
@@ -51,7 +52,8 @@ Shape ShapeOf(const DeviceInfo& device, const Problem& problem, const Task& task
 
 // Predicted seconds of the whole, and of one member by so many blocks of the general kernel among many at work.
 double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task);
-double GeneralSeconds(const Task& task, int ranks);
+// has_plan: whose P is there.
+double GeneralSeconds(const Task& task, int ranks, bool has_plan);
 
 }  // namespace normalization
 }  // namespace cuda

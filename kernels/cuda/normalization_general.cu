@@ -7,12 +7,18 @@ namespace cuda {
 namespace normalization {
 namespace {
 
+// Whether it is one that another kernel could not hold.
+__device__ bool IsRedone(const Task& task, int64_t member) {
+  return task.redo[member / task.redo_members] >> member % task.redo_members & 1;
+}
+
 // False: it has left, and *progress says where. `progress`: in shared memory.
 __device__ __noinline__ bool SolveMember(const Task& task, Block& block, const GeneralMemory& memory, int64_t index,
                                          unsigned long long left_at, Progress* progress, Tally* tally) {
   Member member{task, Io(task, index), memory, block, progress, left_at, General()};
   if (!progress->started) LoadMarginals(&member);
-  if (!task.forward) {
+  const bool has_plan = task.has_plans && !IsRedone(task, index);  // And the other kernel has certified it.
+  if (!task.forward || has_plan) {
     TakeGivenPlan(&member);
   } else {
     if (!progress->started) StartMatrix(&member);
@@ -27,6 +33,10 @@ __device__ __noinline__ bool SolveMember(const Task& task, Block& block, const G
   if (threadIdx.x == 0) *progress = {index + 1, false, false, 0, 0, 0, 0};
   if (block.thread != 0) return true;
   const General& result = member.result;
+  if (has_plan) {
+    if (!result.finite) tally->flags |= Tally::kNotFinite;
+    return true;
+  }
   const double a = task.transposed ? result.col_error : result.row_error;
   const double b = task.transposed ? result.row_error : result.col_error;
   StoreConvergence(task, index, result.iterations, a, b, result.converged, result.reason);
@@ -65,8 +75,7 @@ __global__ void __launch_bounds__(32 * kBlockWarpsMax) GeneralKernel(const __gri
     const int64_t mine = begin + int64_t{threadIdx.x} * slots;
     __syncthreads();  // The flags are free.
     wanted[threadIdx.x] =
-        mine < task.last && mine >= progress.member &&
-        (task.redo == nullptr || (task.redo[mine / task.redo_members] >> mine % task.redo_members & 1));
+        mine < task.last && mine >= progress.member && (task.redo == nullptr || task.has_plans || IsRedone(task, mine));
     __syncthreads();  // The flags are there.
     for (int k = 0; k < together && !left; ++k) {
       if (!wanted[k]) continue;

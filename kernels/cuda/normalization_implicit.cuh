@@ -229,12 +229,16 @@ __device__ inline void ReverseImplicit(Member* m) {
   block.Sync();  // The gradient is there.
 }
 
-// A plan that was given: to m->memory.plan, its sums and errors.
+// A plan that was given, or that another kernel left: to m->memory.plan, its sums and errors.
 __device__ inline void TakeGivenPlan(Member* m) {
   const Task& task = m->task;
   Block& block = m->block;
   for (int i = block.warp; i < task.rows; i += block.warps) {
-    for (int j = block.lane; j < task.cols; j += 32) m->memory.plan[m->At(i, j)] = m->io.Given(i, j);
+    for (int j = block.lane; j < task.cols; j += 32) {
+      const double p = m->io.Given(i, j);
+      m->memory.plan[m->At(i, j)] = p;
+      if (task.has_plans) m->io.StorePlan(i, j, p);
+    }
   }
   block.Sync();  // P is there.
   SumPlan(m, &m->result.row_error, &m->result.col_error);

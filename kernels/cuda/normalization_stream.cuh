@@ -144,6 +144,8 @@ class Streamed : private StreamBase<Shape> {
     const float unscale = 1 / col_scale_;
     float sums[C] = {}, bars[C] = {};
     double error = 0;  // Of hundreds of rows, one after the other.
+    // The kernel that goes on from a copy stores P itself.
+    const Output& plan = task_.plan_copy.data != nullptr ? task_.plan_copy : task_.plan;
     for (int i = warp_; i < Rows(); i += W) {
       float row = 0, bar_row = 0, p[C], bar[C];
       const float* const from = RowOfK(i) + lane_;
@@ -151,7 +153,7 @@ class Streamed : private StreamBase<Shape> {
 #pragma unroll
       for (int c = 0; c < C; ++c) p[c] = from[32 * c] * u * V()[lane_ + 32 * c];
       if (task_.unrolled) LoadRow(task_.cotangent, task_.n, task_.m, FirstRow() + i, task_.cols, bar);
-      if (task_.plan.data != nullptr) StoreRow(task_.plan, task_.n, task_.m, FirstRow() + i, task_.cols, p);
+      if (plan.data != nullptr) StoreRow(plan, task_.n, task_.m, FirstRow() + i, task_.cols, p);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
         row += p[c];

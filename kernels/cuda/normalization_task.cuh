@@ -48,7 +48,7 @@ struct Output {
 struct Task {
   Tensor logits, row_marginals, column_marginals, dustbin, cotangent, given_plan;
   Output plan, row_sums, column_sums, gradient, dustbin_gradient;
-  Output plan_copy;  // P in float32 for the implicit modes' kernel; or none.
+  Output plan_copy;  // P in float32 for the kernel that goes on with implicit modes; or none.
   Convergence* convergence;
 
   int64_t count;        // Members.
@@ -73,6 +73,7 @@ struct Task {
   int64_t slot_bytes;
   unsigned* arrivals;  // Of the general kernel's members under way, one each, 0 at first; of one block each: null.
   int64_t budget_ns;  // After which blocks of the general kernel leave the member that they are at, between iterations.
+  bool has_plans;     // given_plan has P of the members whose bits in `redo` are not set.
   bool resumes;       // They go on where they left in the launch before, which was of the same members and blocks.
 };
 

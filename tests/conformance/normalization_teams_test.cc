@@ -73,6 +73,18 @@ class TeamsTest : public ConformanceTest {
     cases.push_back(WithCotangent(Batch(1, 130, 130, LogRowColumnRecipe(), 6, ++seed), BackwardMode::kImplicitFull));
     cases.push_back(
         WithCotangent(WithDustbin(Batch(1, 140, 128, DeepSeekRecipe(), 6, ++seed)), BackwardMode::kImplicit));
+    // Of float32 one kernel iterates and another solves the system, but for members beyond the first one's range.
+    cases.push_back(WithCotangent(WithMarginals(Batch(2, 300, 290, LogRowColumnRecipe(), 6, ++seed)),  //
+                                  BackwardMode::kImplicit));
+    cases.push_back(
+        WithCotangent(WithDustbin(Batch(2, 60, 1600, ExpColumnRowRecipe(), 6, ++seed)), BackwardMode::kImplicit));
+    Case masked =
+        WithCotangent(WithMarginals(Batch(3, 140, 70, LogRowColumnRecipe(), 6, ++seed)), BackwardMode::kImplicit);
+    std::vector<double> logits = Random(seed).Normals(3 * 140 * 70, 1);
+    logits[140 * 70 + 200] = -300;  // Of the second.
+    masked.logits = Tensor::Of(logits);
+    masked.name += ", masked";
+    cases.push_back(masked);
     // 3. EXACT, by conjugate gradients and by elimination; a tolerance.
     for (int64_t m : {140, 90}) {
       Case exact = WithCotangent(Batch(1, 190, m, ExactRecipe(), 200, ++seed), BackwardMode::kImplicit);
