@@ -1,8 +1,9 @@
 // The normalisation families: which kernel solves a problem, its workspace, and the course of its launches.
 //
 // Most problems take one launch. Members whose range of values the registers kernel cannot hold are told apart by it in
-// `redo` and solved by the general kernel in the next slice; which they are depends on their own logits alone. That
-// kernel goes on in the next launch when its slice is over: thousands of iterations, or those of EXACT, take seconds.
+// `redo` and solved by the general kernel in the next slice; which they are depends on their own logits alone. Implicit
+// systems that no other kernel solves are that kernel's, too, from the P that the first one leaves. It goes on in the
+// next launch when its slice is over: thousands of iterations, or those of EXACT, take seconds.
 #include <algorithm>
 #include <cmath>
 #include <limits>

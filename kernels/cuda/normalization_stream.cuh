@@ -58,7 +58,7 @@ class Streamed : private StreamBase<Shape> {
   using Base::col_most_;
   using Base::col_scale_;
   using Base::ColumnBars;
-  using Base::ColumnMasses;
+  using Base::ColumnMarginals;
   using Base::Columns;
   using Base::FirstRow;
   using Base::HistoryU;
@@ -82,7 +82,7 @@ class Streamed : private StreamBase<Shape> {
   using Base::row_most_;
   using Base::row_scale_;
   using Base::RowBars;
-  using Base::RowMasses;
+  using Base::RowMarginals;
   using Base::RowOfK;
   using Base::Rows;
   using Base::Start;
@@ -109,9 +109,9 @@ class Streamed : private StreamBase<Shape> {
       float error = 0;  // Of the result before.
       Pass(V(), [&](int i, float sum) {
         const float old = U()[i];
-        const float now = skip ? old : RowMasses()[i] * old * Reciprocal(fmaxf(fmaf(old, sum, row_add_), row_most_));
+        const float now = skip ? old : RowMarginals()[i] * old * Reciprocal(fmaxf(fmaf(old, sum, row_add_), row_most_));
         NextU()[i] = now;
-        if (stops) error += fabsf(old * sum / col_scale_ - RowMasses()[i] / row_scale_);
+        if (stops) error += fabsf(old * sum / col_scale_ - RowMarginals()[i] / row_scale_);
         return now;
       });
       if (stops && t > 1) {
@@ -129,10 +129,10 @@ class Streamed : private StreamBase<Shape> {
       }
       const float total = Columns([&](int j, float sum) {
         const float old = V()[j];
-        const float now = ColumnMasses()[j] * old * Reciprocal(fmaxf(fmaf(old, sum, col_add_), col_most_));
+        const float now = ColumnMarginals()[j] * old * Reciprocal(fmaxf(fmaf(old, sum, col_add_), col_most_));
         V()[j] = now;
         if (task_.unrolled) HistoryV(t)[j] = now;
-        return fabsf(now * sum - ColumnMasses()[j]);
+        return fabsf(now * sum - ColumnMarginals()[j]);
       });
       if (stops) last_col_error = BlockSum(total) / col_scale_;
     }
@@ -167,7 +167,7 @@ class Streamed : private StreamBase<Shape> {
       if (task_.unrolled) bar_row = WarpSum(bar_row);
       if (lane_ != 0) continue;
       RowBars()[i] = bar_row;
-      error += fabsf(row - RowMasses()[i] / row_scale_);
+      error += fabsf(row - RowMarginals()[i] / row_scale_);
       StoreSum(true, FirstRow() + i, row);
     }
     *row_error = MemberSum(static_cast<float>(error));
@@ -176,7 +176,7 @@ class Streamed : private StreamBase<Shape> {
     __syncthreads();  // The parts are there.
     *col_error = BlockSum(Columns([&](int j, float sum) {
       if (IsFirstBlock()) StoreSum(false, j, sum);
-      return fabsf(sum - ColumnMasses()[j] * unscale);
+      return fabsf(sum - ColumnMarginals()[j] * unscale);
     }));
     if (!task_.unrolled) return;
 #pragma unroll
@@ -204,7 +204,7 @@ class Streamed : private StreamBase<Shape> {
   // y of iteration t from the adjoints of log v_t.
   __device__ float ColumnMultiplier(int t, int j) {
     float bar = ColumnBars()[j];
-    const float y = Unscaled(HistoryV(t - 1)[j], HistoryV(t)[j], ColumnMasses()[j], col_add_, col_most_, &bar);
+    const float y = Unscaled(HistoryV(t - 1)[j], HistoryV(t)[j], ColumnMarginals()[j], col_add_, col_most_, &bar);
     ColumnBars()[j] = bar;
     HistoryY(t)[j] = y;
     return y;
@@ -221,7 +221,7 @@ class Streamed : private StreamBase<Shape> {
       Pass(VNow(), [&](int i, float sum) {
         const float now = HistoryU(t)[i];
         float bar = RowBars()[i] - now * sum;
-        float x = Unscaled(HistoryU(t - 1)[i], now, RowMasses()[i], row_add_, row_most_, &bar);
+        float x = Unscaled(HistoryU(t - 1)[i], now, RowMarginals()[i], row_add_, row_most_, &bar);
         if (skip) x = 0;
         RowBars()[i] = bar;
         HistoryX(t)[i] = x;
@@ -302,7 +302,7 @@ class Streamed : private StreamBase<Shape> {
         total += g[c];
       }
     }
-    if (task_.softmax) total = WarpSum(total) * row_scale_ / RowMasses()[i];
+    if (task_.softmax) total = WarpSum(total) * row_scale_ / RowMarginals()[i];
     const int bin = task_.has_dustbin ? 1 : 0, row = FirstRow() + i;
 #pragma unroll
     for (int c = 0; c < C; ++c) {

@@ -51,12 +51,12 @@ class StreamBase {
   __device__ static float* Parts() { return Shared(kParts); }
   // Of the columns, [kColumns].
   __device__ static float* V() { return Shared(kV); }
-  __device__ static float* ColumnMasses() { return Shared(kV + kColumns); }
+  __device__ static float* ColumnMarginals() { return Shared(kV + kColumns); }
   __device__ static float* ColumnBars() { return Shared(kV + 2 * kColumns); }
   __device__ static float* VNow() { return Shared(kV + 3 * kColumns); }
   // Of the block's rows.
   __device__ float* U() const { return RowVector(0); }
-  __device__ float* RowMasses() const { return RowVector(1); }
+  __device__ float* RowMarginals() const { return RowVector(1); }
   __device__ float* NextU() const { return RowVector(2); }
   __device__ float* RowBars() const { return RowVector(3); }
   __device__ float* Scalars() const { return RowVector(4); }  // [W]
@@ -140,17 +140,18 @@ class StreamBase {
     if constexpr (Shape::kCluster) return cluster_.Total(__syncthreads_and(x) ? 0.0f : 1.0f) == 0;
     return __syncthreads_and(x);
   }
+
   // ---- Marginals, scaled to the total `rows` ------------------------------------------------------------------------
   __device__ void LoadMarginals() {
     const int bin = task_.has_dustbin ? 1 : 0, first = FirstRow();
     const Tensor &a = task_.row_marginals, &b = task_.column_marginals;
-    Marginals rows = LoadSide(task_.transposed ? b : a, first, task_.rows - bin, Rows(), RowMasses());
-    Marginals cols = LoadSide(task_.transposed ? a : b, 0, task_.cols - bin, kColumns, ColumnMasses());
+    SideTotal rows = LoadSide(task_.transposed ? b : a, first, task_.rows - bin, Rows(), RowMarginals());
+    SideTotal cols = LoadSide(task_.transposed ? a : b, 0, task_.cols - bin, kColumns, ColumnMarginals());
     OverBlockOf(&rows, &cols);
     if (bin == 1) {
       if (threadIdx.x == 0) {
-        if (first + Rows() == task_.rows) RowMasses()[Rows() - 1] = cols.total;
-        ColumnMasses()[task_.cols - 1] = rows.total;
+        if (first + Rows() == task_.rows) RowMarginals()[Rows() - 1] = cols.total;
+        ColumnMarginals()[task_.cols - 1] = rows.total;
       }
       __syncthreads();  // The dustbin's are there.
       const float row_total = rows.total;
@@ -161,8 +162,8 @@ class StreamBase {
     const float total = static_cast<float>(task_.rows);
     row_scale_ = total / rows.total;
     col_scale_ = total / cols.total;
-    for (int k = threadIdx.x; k < Rows(); k += Shape::kThreadCount) RowMasses()[k] *= row_scale_;
-    for (int k = threadIdx.x; k < task_.cols; k += Shape::kThreadCount) ColumnMasses()[k] *= col_scale_;
+    for (int k = threadIdx.x; k < Rows(); k += Shape::kThreadCount) RowMarginals()[k] *= row_scale_;
+    for (int k = threadIdx.x; k < task_.cols; k += Shape::kThreadCount) ColumnMarginals()[k] *= col_scale_;
     const float guard = static_cast<float>(task_.guard_value);
     const float row_guard = guard * col_scale_, col_guard = guard * row_scale_;
     const bool add = task_.guard == Guard::kAdd, most = task_.guard == Guard::kMax;
@@ -174,11 +175,11 @@ class StreamBase {
         task_.guard == Guard::kNone || (fmaxf(row_guard, col_guard) <= 1e6f && fminf(row_guard, col_guard) >= 1e-12f);
     __syncthreads();  // The marginals are there.
   }
-  // What a side's come to.
-  struct Marginals {
+  // What a side's marginals come to.
+  struct SideTotal {
     float total = 0, low = FLT_MAX, high = 0;
     __device__ void Add(float x) { Add({x, x, x}); }
-    __device__ void Add(const Marginals& x) {
+    __device__ void Add(const SideTotal& x) {
       total += x.total;
       low = fminf(low, x.low);
       high = fmaxf(high, x.high);
@@ -187,8 +188,8 @@ class StreamBase {
   };
   // To x those from number `first` on, 0 beyond the `size` that there are. Returns what this thread's part of all of
   // them comes to.
-  __device__ Marginals LoadSide(const Tensor& tensor, int first, int size, int padded, float* x) const {
-    Marginals mine;
+  __device__ SideTotal LoadSide(const Tensor& tensor, int first, int size, int padded, float* x) const {
+    SideTotal mine;
     for (int k = threadIdx.x; k < size; k += Shape::kThreadCount) {
       const float marginal = tensor.data == nullptr ? 1.0f : Load(tensor, size, k);
       mine.Add(marginal);
@@ -198,9 +199,9 @@ class StreamBase {
     return mine;
   }
   // Of both sides, from the threads' to all threads; what was written before is there.
-  __device__ void OverBlockOf(Marginals* rows, Marginals* cols) const {
-    Marginals* const parts = reinterpret_cast<Marginals*>(Parts());  // [W, 2]
-    for (Marginals* side : {rows, cols}) {
+  __device__ void OverBlockOf(SideTotal* rows, SideTotal* cols) const {
+    SideTotal* const parts = reinterpret_cast<SideTotal*>(Parts());  // [W, 2]
+    for (SideTotal* side : {rows, cols}) {
       *side = {WarpSum(side->total), -WarpMax(-side->low), WarpMax(side->high)};
       if (lane_ == 0) parts[2 * warp_ + (side == cols)] = *side;
     }
@@ -231,7 +232,7 @@ class StreamBase {
       for (int c = 0; c < C; ++c) {
         if (lane_ + 32 * c < task_.cols) sum += Exp(Raised(w[c], task_.floor32) - start.top);
       }
-      start.scale = RowMasses()[i] / (row_scale_ * WarpSum(sum));
+      start.scale = RowMarginals()[i] / (row_scale_ * WarpSum(sum));
       start.added = static_cast<float>(task_.offset);
     } else if (task_.offset > 0) {
       const float log_offset = logf(static_cast<float>(task_.offset));
@@ -268,10 +269,10 @@ class StreamBase {
         }
       }
       if (lane_ != 0) return;
-      U()
-      [i] = task_.softmax                 ? row_scale_
-            : task_.guard != Guard::kNone ? expf(fminf(start.top, kGeneralRange)) * col_scale_
-                                          : 1.0f;
+      float* const u = U() + i;
+      *u = task_.softmax                 ? row_scale_
+           : task_.guard != Guard::kNone ? expf(fminf(start.top, kGeneralRange)) * col_scale_
+                                         : 1.0f;
     };
     const int end = Shape::kResident ? Shape::kRows : Rows();
     constexpr int kTogether = C > 16 ? 1 : 2;  // They come at once.
