@@ -271,17 +271,8 @@ double GeneralSeconds(const Task& task, int ranks, bool has_plan) {
   return seconds;
 }
 
-double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
-  if (shape.kernel == Kernel::kGeneral) {
-    const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_slots());
-    return 5e-6 + rounds * GeneralSeconds(task, shape.general_ranks, false);
-  }
-  if (shape.then_general) {
-    Shape first = shape;
-    first.then_general = false;
-    const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_slots());
-    return Seconds(device, first, task) + rounds * GeneralSeconds(task, shape.general_ranks, true);
-  }
+// Of the kernels that iterate in float32.
+double FirstSeconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
   if (shape.kernel == Kernel::kHeld) {
     const double rounds = std::ceil(static_cast<double>(task.count) * shape.ranks / shape.blocks);
     // Measured on an H200, starts and ends too: tests/bench/results/gpu_normalization.md.
@@ -316,6 +307,14 @@ double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
   const double work = static_cast<double>(task.count) * area * (3.0 * task.iterations * factor + 20) / lanes;
   const double alone = task.iterations * 80e-9 * factor;
   return 3e-6 + std::max(work, alone) + static_cast<double>(task.count) * area * 8 / 3e12;
+}
+
+double Seconds(const DeviceInfo& device, const Shape& shape, const Task& task) {
+  const bool general = shape.kernel == Kernel::kGeneral;
+  const double first = general ? 5e-6 : FirstSeconds(device, shape, task);
+  if (!general && !shape.then_general) return first;
+  const double rounds = std::ceil(static_cast<double>(task.count) / shape.general_slots());
+  return first + rounds * GeneralSeconds(task, shape.general_ranks, shape.then_general);
 }
 
 }  // namespace normalization

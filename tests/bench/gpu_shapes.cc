@@ -90,54 +90,11 @@ class Words {
   const std::vector<std::string> words_;
 };
 
-const std::vector<std::string>& TransportOptions() {
-  static const auto* const kOptions = new std::vector<std::string>{"base",
-                                                                   "it1",
-                                                                   "it100",
-                                                                   "tol",
-                                                                   "rho",
-                                                                   "semi",
-                                                                   "sym",
-                                                                   "debias",
-                                                                   "anneal",
-                                                                   "gradients",
-                                                                   "gradient_x",
-                                                                   "masses",
-                                                                   "plan",
-                                                                   "sums",
-                                                                   "linear",
-                                                                   "primal",
-                                                                   "sparse",
-                                                                   "products",
-                                                                   "projections",
-                                                                   "hessian",
-                                                                   "hessian4",
-                                                                   "euclidean",
-                                                                   "cosine",
-                                                                   "dot",
-                                                                   "fast",
-                                                                   "given",
-                                                                   "started",
-                                                                   "dense",
-                                                                   "dense rho",
-                                                                   "dense tol",
-                                                                   "dense cost",
-                                                                   "dense sym",
-                                                                   "dense plan",
-                                                                   "dense small tol",
-                                                                   "rho gradients",
-                                                                   "debias rho",
-                                                                   "debias gradients",
-                                                                   "tol gradients",
-                                                                   "tol rho",
-                                                                   "euclidean gradients",
-                                                                   "small tol",
-                                                                   "fast tol",
-                                                                   "fast gradients",
-                                                                   "fast rho",
-                                                                   "double"};
-  return *kOptions;
-}
+constexpr char kTransportOptions[] =
+    "base,it1,it100,tol,rho,semi,sym,debias,anneal,gradients,gradient_x,masses,plan,sums,linear,primal,sparse,"
+    "products,projections,hessian,hessian4,euclidean,cosine,dot,fast,given,started,dense,dense rho,dense tol,"
+    "dense cost,dense sym,dense plan,dense small tol,rho gradients,debias rho,debias gradients,tol gradients,"
+    "tol rho,euclidean gradients,small tol,fast tol,fast gradients,fast rho,double";
 
 Problem TransportOf(const Shape& s, const Words& of, Tensors* tensors) {
   const int64_t rows = s.count * s.n, columns = s.count * s.m, pairs = rows * s.m;
@@ -215,35 +172,11 @@ Problem TransportOf(const Shape& s, const Words& of, Tensors* tensors) {
   return p;
 }
 
-const std::vector<std::string>& NormalizationOptions() {
-  static const auto* const kOptions = new std::vector<std::string>{"log",
-                                                                   "log unrolled",
-                                                                   "log implicit",
-                                                                   "log unit",
-                                                                   "log full",
-                                                                   "log tol",
-                                                                   "log marginals",
-                                                                   "log marginals unrolled",
-                                                                   "log marginals implicit",
-                                                                   "log bin",
-                                                                   "log bin unrolled",
-                                                                   "log bin implicit",
-                                                                   "exp",
-                                                                   "exp unrolled",
-                                                                   "exp implicit",
-                                                                   "deepseek",
-                                                                   "deepseek unrolled",
-                                                                   "deepseek implicit",
-                                                                   "guarded",
-                                                                   "guarded unrolled",
-                                                                   "exact",
-                                                                   "exact implicit",
-                                                                   "log double",
-                                                                   "log double unrolled",
-                                                                   "log double implicit",
-                                                                   "exact double"};
-  return *kOptions;
-}
+constexpr char kNormalizationOptions[] =
+    "log,log unrolled,log implicit,log unit,log full,log tol,log marginals,log marginals unrolled,"
+    "log marginals implicit,log bin,log bin unrolled,log bin implicit,exp,exp unrolled,exp implicit,deepseek,"
+    "deepseek unrolled,deepseek implicit,guarded,guarded unrolled,exact,exact implicit,log double,"
+    "log double unrolled,log double implicit,exact double";
 
 Problem NormalizationOf(const Shape& s, const Words& of, Tensors* tensors) {
   Problem p;
@@ -370,7 +303,7 @@ int Main() {
   Tensors tensors;
   const bool transport = absl::GetFlag(FLAGS_kind) == "transport";
   std::vector<Shape> shapes = transport ? TransportShapes() : NormalizationShapes();
-  std::vector<std::string> options = transport ? TransportOptions() : NormalizationOptions();
+  std::vector<std::string> options = absl::StrSplit(transport ? kTransportOptions : kNormalizationOptions, ',');
   if (const auto chosen = absl::GetFlag(FLAGS_shapes); !chosen.empty()) {
     shapes.clear();
     for (const std::string& text : chosen) shapes.push_back(ParseShape(text));
