@@ -1,7 +1,8 @@
 // Gradients to points whose cost is no squared distance of them.
 //
 //   |x - y|        sum_j P_ij (x_i - y_j) / |x_i - y_j|, nothing of those that coincide: nothing cancels, as it would
-//                  in a product, and all is float64, whatever the plan's arithmetic was.
+//                  in a product, and all is float64, whatever the plan's arithmetic was. Where Hopper's own kernels do
+//                  not make them (transport_exact_apply.cu).
 //   1 - cos(x, y)  (g - <g, x> x) / |point|, x on the unit sphere and g the gradient there, which the kernels for
 //                  squared distances have left in the workspace.
 #include "kernels/cuda/launch.cuh"
@@ -144,6 +145,7 @@ __global__ void __launch_bounds__(kThreads) TurnKernel(LaunchTable table) {
 
 int64_t DirectionBlocks(const Job& job, int side) {
   if (SourceOf(job) != Source::kDistances || GradientOf(job, side).data == nullptr) return 0;
+  if (GivesDirections(job, side)) return 0;
   return RowBlocks(job, 0, side) * CeilDiv(job.dim, kTile);
 }
 void LaunchDirections(const LaunchTable& table, int64_t blocks, int side, cudaStream_t stream) {

@@ -113,7 +113,11 @@ __global__ void __launch_bounds__(kThreads, 2) FrameTilesKernel(LaunchTable tabl
   EngineState* state = member.state(engine);
   if (state->mode != kMixed || (state->stopped && !first)) return;
   const double scale = kLog2E / state->epsilon;
-  if (threadIdx.x == 0) sides = ExactSidesOf(member, engine, 0, block, scale);
+  const int columns = StreamColumns(job, engine);
+  if (threadIdx.x == 0) {
+    sides = ExactSidesOf(member, engine, 0, block, scale);
+    sides.wanted = columns;
+  }
   __syncthreads();
   const double* row_phi = member.phi(engine, state->parity, 0);
   const double* column_phi = member.phi(engine, state->parity, 1);
@@ -132,7 +136,6 @@ __global__ void __launch_bounds__(kThreads, 2) FrameTilesKernel(LaunchTable tabl
   for (int r = 0; r < Tiles::kRows; ++r) {
     start[r] = row_phi[min(sides.first_row + Tiles::Row(r), sides.rows - 1)] * scale;
   }
-  const int columns = StreamColumns(job, engine);
   float* exponents = member.At<float>(job.at.exponents[engine]);
   const auto term = [&](int j) { return column_phi[min(j, sides.columns - 1)] * scale; };
   TermsAlone terms(term);

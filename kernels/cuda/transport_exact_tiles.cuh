@@ -3,9 +3,9 @@
 //
 // A value is start + term + product of a row and a column. Each() calls, for every two neighbouring columns,
 //   use(r, value of the first, value of the second, begin(tile, slot, column of the tile))
-// where r counts the rows that a thread has (Row() of the block), a constant once inlined. Of a tile's columns threads
-// bring one each: its term is columns->Load(j), and columns->Store(slot, column) may leave more in shared memory, where
-// two tiles have slots by turns, before a barrier.
+// where r counts the rows that a thread has (Row() of the block), a constant once inlined; perhaps not for eights of
+// columns behind those that are wanted. Of a tile's columns threads bring one each: its term is columns->Load(j), and
+// columns->Store(slot, column) may leave more in shared memory, where two tiles have slots by turns, before a barrier.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_EXACT_TILES_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_EXACT_TILES_CUH_
 
@@ -20,6 +20,7 @@ struct ExactSides {
   const double *x, *y;  // Their points.
   int rows, columns, dim, first_row;
   double factor;  // Of products.
+  int wanted;     // Columns, and, of use to some, so many behind the last.
 };
 __device__ inline ExactSides ExactSidesOf(const Member& member, int engine, int side, int block, double scale) {
   const Job& job = member.job;
@@ -30,12 +31,13 @@ __device__ inline ExactSides ExactSidesOf(const Member& member, int engine, int 
           job.size[other],
           job.dim,
           block * kTile,
-          2 * job.in.kappa * scale};
+          2 * job.in.kappa * scale,
+          job.size[other]};
 }
 
 // How many coordinates are streamed: sixteen at a time, with room for so many steps of columns; up to so many steps
 // rows stay in shared memory.
-constexpr int kManyColumns = 128, kManyChunk = 16, kManyStride = kManyChunk + 4;  // Doubles from point to point.
+constexpr int kManyChunk = 16, kManyStride = kManyChunk + 4;  // Doubles from point to point.
 constexpr int kManyStages = 3, kManyResident = 4;
 __host__ __device__ inline int ManyChunks(int dim) { return static_cast<int>(CeilDiv(dim, kManyChunk)); }
 // Steps that rows have room for.
@@ -78,18 +80,20 @@ __device__ inline void CopyDouble(uint32_t shared, const double* global, bool th
                : "memory");
 }
 
-// Points of up to three coordinates: a column's term is the fourth, and all of a step are multiplied at once.
-class FewTiles {
+// Points of up to three coordinates: a column's term is the fourth, and all of a step are multiplied at once. Threads
+// have kOwnRows rows: of half as many a block is two halves of warps.
+template <int kOwnRows>
+class FewTilesOf {
  public:
-  static constexpr int kRows = 8;                // That a thread has.
-  static constexpr int kGroups = kThreads / 32;  // Of columns, a warp each.
-  static constexpr int kColumns = kThreads;      // Of a step: a thread brings one.
-  static constexpr int kEights = kColumns / 8 / kGroups;
+  static constexpr int kRows = kOwnRows;
+  static constexpr int kBlockThreads = kThreads;
+  static constexpr int kGroups = kThreads / 32 * kRows * 8 / kTile;  // Of columns, a warp each.
+  static constexpr int kColumns = kFewColumns;                       // Of a step: a thread brings one.
   struct Memory {
     alignas(16) double columns[2][kColumns][4];
   };
 
-  __device__ FewTiles(const ExactSides& of, Memory* memory) : of_(of), memory_(memory) {
+  __device__ FewTilesOf(const ExactSides& of, Memory* memory) : of_(of), memory_(memory) {
     const int k = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -97,8 +101,10 @@ class FewTiles {
       rows_[r / 2][r % 2] = k == 3 ? 1 : k < of.dim ? of.x[i * of.dim + k] * of.factor : 0;
     }
   }
-  __device__ static int Row(int r) { return 8 * r + static_cast<int>(threadIdx.x) % 32 / 4; }
-  __device__ static int Group() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ static int Row(int r) {
+    return static_cast<int>(threadIdx.x) / (32 * kGroups) * 8 * kRows + 8 * r + static_cast<int>(threadIdx.x) % 32 / 4;
+  }
+  __device__ static int Group() { return static_cast<int>(threadIdx.x) / 32 % kGroups; }
   // Coordinate k of a column of the tile in this slot.
   __device__ double Point(int slot, int column, int k) const { return memory_->columns[slot][column][k]; }
 
@@ -122,7 +128,7 @@ class FewTiles {
       if (tile + 1 < last) Load(tile + 1, columns, next);
       const double* points = &memory_->columns[slot][0][0] + threadIdx.x % 32;
 #pragma unroll 1
-      for (int eight = Group() * kEights; eight < (Group() + 1) * kEights; ++eight) {
+      for (int eight = Group(); eight < min(kColumns, of_.wanted - tile * kColumns + 7) / 8; eight += kGroups) {
         const double column = points[32 * eight];
         const int at = 8 * eight + 2 * (threadIdx.x % 4);
         const auto begun = begin(tile, slot, at);
@@ -151,25 +157,37 @@ class FewTiles {
   double rows_[kRows / 2][2];
 };
 
+using FewTiles = FewTilesOf<8>;
+
 // Points of any number of coordinates, sixteen of them at a time. Rows of few coordinates stay in shared memory.
-class ManyTiles {
+// Threads have kOwnRows rows; of half as many there are twice as many threads.
+template <int kOwnRows>
+class ManyTilesOf {
  public:
-  static constexpr int kRows = 4;
+  static constexpr int kRows = kOwnRows;
   static constexpr int kGroups = 4;
+  static constexpr int kBlockThreads = 32 * kGroups * kTile / (8 * kRows);
   static constexpr int kColumns = kManyColumns, kChunk = kManyChunk, kStride = kManyStride, kStages = kManyStages;
   struct Memory {
     alignas(16) double terms[kColumns];
     double start[kTile];
   };
 
-  __device__ ManyTiles(const ExactSides& of, Memory* memory) : of_(of), memory_(memory), chunks_(ManyChunks(of.dim)) {}
+  __device__ ManyTilesOf(const ExactSides& of, Memory* memory)
+      : of_(of), memory_(memory), chunks_(ManyChunks(of.dim)) {}
   __device__ static int Row(int r) {
-    return static_cast<int>(threadIdx.x) / 128 * 32 + 8 * r + static_cast<int>(threadIdx.x) % 32 / 4;
+    return static_cast<int>(threadIdx.x) / 128 * 8 * kRows + 8 * r + static_cast<int>(threadIdx.x) % 32 / 4;
   }
   __device__ static int Group() { return static_cast<int>(threadIdx.x) / 32 % kGroups; }
 
   template <typename Columns, typename Begin, typename Use>
   __device__ void Each(int first, int last, const double (&start)[kRows], Columns* columns, Begin begin, Use use) {
+    Each(first, last, start, columns, begin, use, [](int /*tile*/) {});
+  }
+  // `share(tile)`, by all threads, may leave what begin() wants of a tile in shared memory.
+  template <typename Columns, typename Begin, typename Use, typename Share>
+  __device__ void Each(int first, int last, const double (&start)[kRows], Columns* columns, Begin begin, Use use,
+                       Share share) {
     __syncthreads();  // What is there has been read.
     if (Group() == 0 && threadIdx.x % 4 == 0) {
 #pragma unroll
@@ -202,6 +220,7 @@ class ManyTiles {
         memory_->terms[threadIdx.x] = own_term;
         columns->Store(0, threadIdx.x);
       }
+      share(tile);
       __syncthreads();
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
@@ -250,7 +269,7 @@ class ManyTiles {
   }
   template <int kPoints>
   __device__ void CopyPoints(const double* points, int first, int count, int chunk, const double* to) const {
-    constexpr int kTogether = kThreads / kChunk;
+    constexpr int kTogether = kBlockThreads / kChunk;
     const int own = threadIdx.x / kChunk, k = threadIdx.x % kChunk, coordinate = chunk * kChunk + k;
     const int dim = of_.dim;  // Not looked up again after each copy.
     const bool there = coordinate < dim;
@@ -267,6 +286,8 @@ class ManyTiles {
   Memory* const memory_;
   const int chunks_;
 };
+
+using ManyTiles = ManyTilesOf<4>;
 
 // Columns of whom nothing is wanted but their terms.
 template <typename Term>

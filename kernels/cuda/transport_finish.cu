@@ -1,9 +1,4 @@
-// From a solution to its outputs: vectors, scalars, the primal bound, and what the host is told after each slice.
-//
-// The primal bound is the primal value of P rounded to the marginals, in float64 (kernels/cpu/transport_bound.h):
-//   P' = diag(min(1, a / r)) P;  P'' = P' diag(min(1, b / c'));  Q = P'' + (a - P'' 1)(b - P''^T 1)^T / |a - P'' 1|_1
-//   bound = <C, Q> + eps KL(Q | a b^T)
-// Its sums are passes of transport_half_step.cu. What rounding may have taken off it is added to it.
+// From a solution to its outputs: vectors, scalars, and what the host is told after each slice.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_control.cuh"
 #include "kernels/cuda/transport_hopper.cuh"
@@ -16,97 +11,6 @@ namespace {
 
 __device__ double Potential(const Member& member, int engine, int side, int i) {
   return member.phi(engine, member.state(engine)->parity, side)[i] + member.Shift(engine, side, i);
-}
-
-// ---- Primal bound -------------------------------------------------------------------------------------------------
-
-// Potentials for whole distances, and the plan's own weights.
-__global__ void __launch_bounds__(kThreads) BoundStartKernel(LaunchTable table) {
-  const BlockWork work = FindWork(table, blockIdx.x);
-  const Job& job = table.jobs[work.job];
-  const int blocks = RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1);
-  const Member member{job, work.block / blocks};
-  const int block = static_cast<int>(work.block % blocks);
-  const int side = block < RowBlocks(job, 0, 0) ? 0 : 1;
-  const int i = (side == 0 ? block : block - RowBlocks(job, 0, 0)) * kTile + threadIdx.x;
-  if (threadIdx.x >= kTile || i >= job.size[side]) return;
-  // Free of the constant that they may share, which would cost digits.
-  const double reference = Potential(member, 0, 1, 0) - member.Shift(0, 1, 0, /*distance=*/true);
-  const double psi = Potential(member, 0, side, i) - member.Shift(0, side, i, /*distance=*/true);
-  member.At<double>(job.at.bound_psi[side])[i] = side == 0 ? psi + reference : psi - reference;
-  member.At<double>(job.at.bound_log_weight[side])[i] = member.log_mass(side)[i];
-}
-
-// One pair's part of the bound, and its errors in units of 2^-53.
-struct BoundTerm {
-  double value;
-  double size;      // Of what is added up: each addition, here and in the marginals, is wrong by 1 of it at most.
-  double exponent;  // Q's own: its exponents are sums of three numbers, made for its marginals and here once more.
-};
-// `cost_terms`: of what the cost is added up.
-__device__ BoundTerm TermOfBound(double product, double density, double added, double cost, double cost_terms,
-                                 double exponents, double epsilon) {
-  const double q = density + added;
-  BoundTerm term = {epsilon * (product - q), epsilon * (product + q), 0};
-  const double ratio = q / product;
-  if (!(ratio > 0)) return term;  // Nothing, or so little that it underflows.
-  const double entropy = epsilon * log(ratio);
-  term.value += q * (cost + entropy);
-  term.size += q * (cost_terms + fabs(entropy));
-  constexpr double kRoundings = 8;  // Of the three numbers, both times.
-  term.exponent =
-      kRoundings / kLog2E * exponents * density * fabs(cost + entropy);  // Of d value / d q = cost + entropy.
-  return term;
-}
-
-// sum of eps (a b - Q) + Q (C + eps log(Q / (a b))) over a row block and some of the columns, rounded up.
-template <Source kSource>
-__global__ void __launch_bounds__(kThreads) BoundValueKernel(LaunchTable table) {
-  __shared__ TileMemory<kSource == Source::kCosts, kDouble> memory;
-  __shared__ double scratch[kMostWarps];
-  const BlockWork work = FindWork(table, blockIdx.x);
-  const Job& job = table.jobs[work.job];
-  const int row_blocks = RowBlocks(job, 0, 0), splits = OutputSplits(job), blocks = row_blocks * splits;
-  const Member member{job, work.block / blocks};
-  const int block = static_cast<int>(work.block % blocks), row0 = block / splits * kTile;
-  const SplitTiles tiles = TilesOfSplit(job, block % splits);
-  const double epsilon = job.solver.epsilon;
-  const TileContext c = MakeTileContext(job, member.index, 0, 0, epsilon);
-  const double additions = 8.0 + c.rows + c.columns + c.dim;  // One after the other, at most.
-  double total = 0, value = 0, size = 0, exponent = 0;
-  for (int k = threadIdx.x; k < row_blocks; k += kThreads) total += member.At<BlockStats>(job.at.bound_stats)[k].error;
-  total = BlockSum(total, scratch);
-  const double* psi[2] = {member.At<double>(job.at.bound_psi[0]), member.At<double>(job.at.bound_psi[1])};
-  const double* weight[2] = {member.At<double>(job.at.bound_log_weight[0]),
-                             member.At<double>(job.at.bound_log_weight[1])};
-  const double* lack[2] = {member.At<double>(job.at.bound_lack[0]), member.At<double>(job.at.bound_lack[1])};
-  for (int col0 = tiles.first * kTile; col0 < tiles.last * kTile; col0 += kTile) {
-    double z[4][4];
-    MakeTileOf<kSource, kDouble>(c, row0, col0, &memory, z);
-    for (int r = 0; r < 4; ++r) {
-      const int i = row0 + 4 * c.row_lane + r;
-      if (i >= c.rows) continue;
-      const double share = total > 0 ? lack[0][i] / total : 0;
-      for (int k = 0; k < 4; ++k) {
-        const int j = col0 + 4 * c.col_lane + k;
-        if (j >= c.columns) continue;
-        const double product = member.mass(0)[i] * member.mass(1)[j];
-        const double row = Term(psi[0], weight[0], 0, c.scale, i), column = Term(psi[1], weight[1], 0, c.scale, j);
-        const double shift = member.Shift(0, 0, i, /*distance=*/true), whole = z[r][k] / c.scale;
-        const double column_shift = member.Shift(0, 1, j, /*distance=*/true), cost = shift + column_shift - whole;
-        // Parts of negative dots cancel.
-        const double cost_terms = IsNegativeDot(job) ? fabs(shift) + fabs(column_shift) + fabs(whole) : fabs(cost);
-        const BoundTerm term = TermOfBound(product, exp2(z[r][k] + (row + column)), share * lack[1][j], cost,
-                                           cost_terms, fabs(z[r][k]) + fabs(row) + fabs(column), epsilon);
-        value += term.value;
-        size += term.size;
-        exponent += term.exponent;
-      }
-    }
-  }
-  value += 0x1p-53 * (additions * size + exponent);
-  value = BlockSum(value, scratch);
-  if (threadIdx.x == 0) member.At<double>(job.at.bound_partial)[block] = value;
 }
 
 // ---- Vectors ------------------------------------------------------------------------------------------------------
@@ -276,7 +180,7 @@ __device__ void StoreScalars(const LaunchTable& table, int64_t index) {
   double linear = 0, bound = 0;
   if (out.value_linear != nullptr) linear = LinearValue(member);
   if (job.wants_bound) {
-    for (int k = threadIdx.x; k < OutputParts(job); k += kThreads) {
+    for (int k = threadIdx.x; k < BoundParts(job); k += kThreads) {
       bound += member.At<double>(job.at.bound_partial)[k];
     }
     const EngineState& state = *member.state(0);
@@ -364,18 +268,6 @@ __global__ void __launch_bounds__(kThreads) EndManyKernel(EndTables end) {
 }
 
 }  // namespace
-
-int64_t BoundBlocks(const Job& job) { return OutputParts(job); }
-
-void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream) {
-  LaunchKernel(BoundStartKernel, blocks, kThreads, 0, stream, table);
-}
-void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream) {
-  const auto kernel = source == Source::kProducts    ? BoundValueKernel<Source::kProducts>
-                      : source == Source::kDistances ? BoundValueKernel<Source::kDistances>
-                                                     : BoundValueKernel<Source::kCosts>;
-  LaunchKernel(kernel, blocks, kThreads, 0, stream, table);
-}
 
 int64_t StoreBlocks(const Job& job) { return CeilDiv(job.size[0], kThreads) + CeilDiv(job.size[1], kThreads); }
 

@@ -10,22 +10,6 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// Stands for max + log2(sum).
-template <typename TE, typename T>
-struct LogSum {
-  TE max = static_cast<TE>(kVoid);
-  T sum = 0;
-  __device__ void Add(const TE (&e)[4]) {
-    const TE largest = fmax(fmax(e[0], e[1]), fmax(e[2], e[3]));
-    if (largest > max) {
-      sum *= Exp2(static_cast<T>(max - largest));
-      max = largest;
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) sum += Exp2(static_cast<T>(e[k] - max));
-  }
-};
-
 // log2 sum over this block's columns for row threadIdx.x < kTile.
 template <Source kSource, int kMode>
 __device__ double SumTiles(const TileContext& c, const PassView& view, int row0, int first_tile, int last_tile) {
@@ -39,6 +23,7 @@ __device__ double SumTiles(const TileContext& c, const PassView& view, int row0,
   const double* log_weight = view.log_weight[1 - c.side];
   const double reference = phi[0];
   LogSum<TE, T> rows[4];
+  for (auto& row : rows) row = LogSum<TE, T>::OfNothing();
   for (int tile = first_tile; tile < last_tile; ++tile) {
     const int col0 = tile * kTile;
     __syncthreads();  // The terms before have been read.

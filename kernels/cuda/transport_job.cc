@@ -72,8 +72,7 @@ Layout LayoutOf(const Job& job) {
       if (job.precision != Precision::kDouble) at.points32[side] = part.Take(size[side] * dim * sizeof(float));
       if (MayHaveHalves(job)) at.halves[side] = part.Take(HalvesBytes(job, side));
       if (IsNegativeDot(job) && job.engines > 1) at.self_linear[side] = part.Take(vector);
-      const bool from_halves = SourceOf(job) == Source::kDistances && MayHaveHalves(job);
-      if (IsCosine(job) || from_halves) at.length[side] = part.Take(vector);
+      if (IsCosine(job) || SourceOf(job) == Source::kDistances) at.length[side] = part.Take(vector);
       if (IsCosine(job) && WantsGradient(job, side)) at.gradient[side] = part.Take(vector * dim);
       at.chunk_sums[side] = part.Take(CeilDiv(size[side], ChunkPoints(size[side])) * 3 * dim * sizeof(double));
     }
@@ -272,22 +271,36 @@ double SolveSeconds(const Job& job) {
 }
 
 double OutputSeconds(const Job& job) {
-  // Measured on an H200. Those that blocks of kTile rows make of all columns wait for the columns where blocks are few.
+  // Measured on an H200. Those that blocks of kTile rows make of all columns wait for the columns where blocks are few;
+  // those of clusters (transport_exact_apply.cu), for their shares.
   const Outputs& out = job.out;
   const double pairs = 1e-12 * job.count * job.size[0] * job.size[1], dim = job.dense ? 0 : job.dim;
+  const bool exact = MultipliesDoubles(job), few = dim <= kFewDims;
   const auto by_rows = [&](int side, double tile_us, double pair_ps) {
     return std::max(CeilDiv(job.size[1 - side], kTile) * tile_us * 1e-6, pairs * pair_ps);
   };
+  const auto by_clusters = [&](int side, double chunks, double tile_us, double pair_ps) {
+    const int64_t tiles = CeilDiv(job.size[1 - side], 8 * (few ? kFewColumns : kManyColumns));
+    return 2.5e-5 + chunks * std::max(tiles * tile_us * 1e-6, pairs * pair_ps);
+  };
   double seconds = 0;
   if (out.plan.data != nullptr || out.gradient_cost.data != nullptr) seconds += 1e-5 + pairs * (8 + 0.25 * dim);
-  if (out.value_linear != nullptr) seconds += 1e-5 + pairs * (3 + 0.6 * dim);
-  if (job.wants_bound) seconds += 8e-5 + pairs * (38 + 1.6 * dim);
+  if (out.value_linear != nullptr) {
+    seconds += HasExactCosts(job) ? 2.5e-5 + pairs * (1.5 + 0.06 * dim) : 1e-5 + pairs * (3 + 0.6 * dim);
+  }
+  if (job.wants_bound) seconds += 8e-5 + pairs * (exact ? 11.5 + 0.22 * dim : 38 + 1.6 * dim);
   if (out.sparse_plan.max_entries > 0) seconds += 2 * by_rows(0, 4 + 0.1 * dim, 6.5 + 0.22 * dim);
   for (int side = 0; side < 2; ++side) {
     if ((side == 0 ? out.plan_v : out.plan_transpose_u).data != nullptr) {
-      seconds += by_rows(side, 9.5 + 0.1 * dim, 17 + 0.24 * dim);
+      const int64_t width = side == 0 ? job.in.v_columns : job.in.u_columns;
+      const double chunks = few || width <= 8 ? CeilDiv(width, 8) : 1.55 * CeilDiv(width, 32);
+      seconds += exact ? by_clusters(side, chunks, 3 + 0.09 * dim, 2.7 + 0.06 * dim)
+                       : CeilDiv(width, kTile) * by_rows(side, 9.5 + 0.1 * dim, 17 + 0.24 * dim);
     }
-    if (SourceOf(job) == Source::kDistances && WantsGradient(job, side)) {
+    if (GivesDirections(job, side)) {
+      const double chunks = few ? 1 : CeilDiv(job.dim, 32);
+      seconds += by_clusters(side, chunks, 5 + 0.12 * dim, few ? 4.4 : 8 + 0.067 * dim);
+    } else if (SourceOf(job) == Source::kDistances && WantsGradient(job, side)) {
       seconds += by_rows(side, 16.5 + 0.18 * dim, 35 + 1.2 * dim);
     } else if (MakesMeans(job, side)) {
       seconds += 1e-5 + pairs * (0.6 + 0.015 * dim);

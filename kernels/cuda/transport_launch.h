@@ -206,12 +206,37 @@ void LaunchCloudLoop(const LaunchTable& table, int64_t problems, const CloudLoop
                      cudaStream_t stream);
 
 // ---- transport_apply.cu: passes over the plan ---------------------------------------------------------------------
-int64_t ApplyBlocks(const Job& job, Mode mode, int side);
+// ApplyBlocks of a member.
+int64_t ApplyBlocks(const Job& job, int side);
 void LaunchApply(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, cudaStream_t stream);
 
+// ---- transport_exact_apply.cu: right-hand sides of jobs that MultipliesDoubles; directions of those that have some --
+// Jobs of one launch have the same ExactApplyLaunchOf, `any` of which says whether there is something; `dim`: the
+// largest. Blocks of a job. Directions are of members of any mode.
+struct ExactApplyLaunch {
+  bool any, directions;
+  bool few, wide;  // Coordinates; chunks of right-hand sides.
+  int ranks;       // Blocks of a cluster.
+  bool operator<(const ExactApplyLaunch& other) const {
+    return std::tie(any, directions, few, wide, ranks) <
+           std::tie(other.any, other.directions, other.few, other.wide, other.ranks);
+  }
+};
+ExactApplyLaunch ExactApplyLaunchOf(const Job& job, Mode mode, int side);
+int64_t ExactApplyBlocks(const Job& job, const ExactApplyLaunch& of, Mode mode, int side);
+void LaunchExactApply(const LaunchTable& table, int64_t blocks, const ExactApplyLaunch& of, int dim, Mode mode,
+                      int side, cudaStream_t stream);
+
+// What kernels of exact tiles (transport_exact_tiles.cuh) are launched for: all jobs of a launch or none.
+enum class Exact : int { kNone, kFew, kMany };
+inline Exact ExactOf(const Job& job) {
+  return !MultipliesDoubles(job) ? Exact::kNone : job.dim <= kFewDims ? Exact::kFew : Exact::kMany;
+}
+
 // ---- transport_linear.cu: <C, P> of jobs that HasWholeCosts -------------------------------------------------------
+// LinearBlocks of a member. Exact ones: of members in kFloat or kMixed; `dim`: the largest.
 int64_t LinearBlocks(const Job& job);
-void LaunchLinear(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
+void LaunchLinear(const LaunchTable& table, int64_t blocks, Exact exact, int dim, Mode mode, cudaStream_t stream);
 
 // ---- transport_sparse.cu: the plan's larger entries ---------------------------------------------------------------
 // Of jobs with sparse plans: entries of rows are counted, SparseBlocks of a member; counts become places, one block of
@@ -284,11 +309,19 @@ int64_t WideBlocks(const Job& job, int ranks, int side, int chunk);
 void LaunchWideGradient(const LaunchTable& table, int64_t blocks, int planes, int ranks, int side, int chunk,
                         cudaStream_t stream);
 
-// ---- transport_finish.cu ------------------------------------------------------------------------------------------
-// Blocks of a member: BoundBlocks.
+// ---- transport_bound.cu: the primal bound of jobs that want one ----------------------------------------------------
+// A start, BoundStartBlocks of a member; three passes for sums, of side 0, 1 and 0, BoundStepBlocks; and the value,
+// BoundBlocks. Jobs of a launch of the last two have the same source; `dim`: the largest of exact ones.
+int64_t BoundStartBlocks(const Job& job);
+int64_t BoundStepBlocks(const Job& job, int step);
 int64_t BoundBlocks(const Job& job);
 void LaunchBoundStart(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
-void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
+void LaunchBoundStep(const LaunchTable& table, int64_t blocks, Source source, Exact exact, int dim, int step,
+                     cudaStream_t stream);
+void LaunchBoundValue(const LaunchTable& table, int64_t blocks, Source source, Exact exact, int dim,
+                      cudaStream_t stream);
+
+// ---- transport_finish.cu ------------------------------------------------------------------------------------------
 // What is stored last, in one launch: vectors of jobs that are through, StoreBlocks of a member, and their scalars, one
 // block of a member, which, where there are none for vectors, stores those too; of all jobs what the host reads, one
 // block of a job: reports[k] for job k.

@@ -1,8 +1,14 @@
-// <C, P> where the cost is a squared distance: kappa |x_i - y_j|^2 whole, of points seen from one place, so that
-// nothing is left of those that coincide. Exponents and shifts would cancel where P is near such pairs alone.
+// <C, P> where the cost is a squared distance, or one in disguise: kappa |x_i - y_j|^2 whole, of points seen from one
+// place, so that nothing is left of those that coincide: exponents and shifts would cancel where P is near such pairs
+// alone. In float64 they do so of the nearest pairs only, so that exponents tell all others, by the tiles of
+// transport_exact_tiles.cuh.
 //
 // A block has kTile rows, and some of the columns.
+#include <cmath>
+#include <type_traits>
+
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_exact_tiles.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_plan.cuh"
 
@@ -105,13 +111,164 @@ __global__ void __launch_bounds__(kThreads) LinearKernel(LaunchTable table) {
   if (threadIdx.x == 0) member.At<double>(job.at.linear_value)[block] = total;
 }
 
+// ---- By exponents in float64 ---------------------------------------------------------------------------------------
+
+#if SINKHORN_HOPPER
+
+// Terms of the columns, and beside them the same with their shifts.
+template <typename Tiles>
+class TermsAndShifts {
+ public:
+  using Whole = double[2][Tiles::kColumns];
+  __device__ TermsAndShifts(const Member& member, const ExactTerms& terms, Whole* out)
+      : member_(member), terms_(terms), out_(*out) {}
+  __device__ double Load(int j) {
+    const double term = terms_(j);
+    own_ = fma(member_.Shift(0, 1, min(j, terms_.count - 1)), terms_.scale, term);
+    return term;
+  }
+  __device__ void Store(int slot, int column) { out_[slot][column] = own_; }
+
+ private:
+  const Member& member_;
+  const ExactTerms& terms_;
+  Whole& out_;
+  double own_ = 0;
+};
+
+#endif
+
+#if SINKHORN_HOPPER
+
+// |x_i - y_j|^2.
+__device__ double SquareOf(const Member& member, int i, int j) {
+  const SeenPoints x(member, 0), y(member, 1);
+  double square = 0;
+  for (int k = 0; k < x.dim; ++k) {
+    const double difference = x.At(i, k) - y.At(j, k);
+    square = fma(difference, difference, square);
+  }
+  return square;
+}
+
+// A block's part: of which pairs, and what their costs are made of.
+template <typename Tiles>
+struct LinearPart {
+  const Member& member;
+  const ExactSides& sides;
+  const ExactTerms& terms;
+  TileRange range;
+  typename Tiles::Memory* memory;
+  typename TermsAndShifts<Tiles>::Whole* whole;
+  double near;  // Costs below are made anew, from coordinates; in units of epsilon / log2(e), as those that follow.
+};
+// What it adds to <C, P>. kNear: of near pairs; or of all others, and `*found` is whether there are such. A cost is
+// what row, column and their shifts make of an exponent, less the exponent.
+template <typename Tiles, bool kNear>
+__device__ double SumOf(const LinearPart<Tiles>& part, bool* found) {
+  const Member& member = part.member;
+  const ExactTerms& terms = part.terms;
+  const double near = part.near;
+  const double* phi = member.phi(0, member.state(0)->parity, 0);
+  double start[Tiles::kRows], row_whole[Tiles::kRows], sums[Tiles::kRows];
+#pragma unroll
+  for (int r = 0; r < Tiles::kRows; ++r) {
+    const int i = min(part.sides.first_row + Tiles::Row(r), part.sides.rows - 1);
+    start[r] = member.mass(0)[i] > 0 ? (phi[i] + terms.reference) * terms.scale : kNoTerm;
+    row_whole[r] = fma(member.Shift(0, 0, i), terms.scale, start[r]);
+    sums[r] = 0;
+  }
+  bool any = false;
+  const auto add = [&](int r, double exponent, double cost, int j) {
+    if constexpr (kNear) {
+      if (!(cost < near)) return;
+      cost = SquareOf(member, part.sides.first_row + Tiles::Row(r), j) * member.job.in.kappa * terms.scale;
+    } else {
+      const bool is_near = cost < near;
+      any = any || is_near;
+      if (is_near) cost = 0;
+    }
+    sums[r] = fma(static_cast<double>(FixedPoint::Saturated(exponent + FixedPoint::kStart)), cost, sums[r]);
+  };
+  struct Of {
+    double2 whole;
+    int column;
+  };
+  Tiles tiles(part.sides, part.memory);
+  TermsAndShifts<Tiles> columns(member, terms, part.whole);
+  tiles.Each(
+      part.range.first, part.range.last, start, &columns,
+      [&](int tile, int slot, int column) {
+        const double2 whole = *reinterpret_cast<const double2*>(&(*part.whole)[slot][column]);
+        return Of{whole, tile * Tiles::kColumns + column};
+      },
+      [&](int r, double first, double second, const Of& of) {
+        add(r, first, row_whole[r] + of.whole.x - first, of.column);
+        add(r, second, row_whole[r] + of.whole.y - second, of.column + 1);
+        if (kNear) __syncwarp();
+      });
+  if (!kNear) *found = any;
+  double total = 0;
+#pragma unroll
+  for (int r = 0; r < Tiles::kRows; ++r) {
+    const int i = part.sides.first_row + Tiles::Row(r);
+    if (i < part.sides.rows) total += member.mass(0)[i] * sums[r];
+  }
+  return total;
+}
+// Rare, and not to take registers from others.
+template <typename Tiles>
+__device__ __noinline__ double SumOfNear(const LinearPart<Tiles>& part) {
+  return SumOf<Tiles, true>(part, nullptr);
+}
+
+#endif
+
+template <bool kFew>
+__global__ void __launch_bounds__(kThreads, 2) ExactLinearKernel(LaunchTable table) {
+#if SINKHORN_HOPPER
+  using Tiles = std::conditional_t<kFew, FewTiles, ManyTiles>;
+  __shared__ typename Tiles::Memory memory;
+  alignas(16) __shared__ typename TermsAndShifts<Tiles>::Whole whole;
+  __shared__ double scratch[kMostWarps];
+  __shared__ ExactSides sides;
+  __shared__ ExactTerms terms;
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  const int blocks = LinearParts(job), block = static_cast<int>(work.block % blocks), splits = job.exact_splits[0][0];
+  const Member member{job, work.block / blocks};
+  const EngineState& state = *member.state(0);
+  if (!IsSolved(member)) return;
+  const double scale = kLog2E / state.epsilon;
+  if (threadIdx.x == 0) {
+    const double* phi = member.phi(0, state.parity, 1);
+    sides = ExactSidesOf(member, 0, 0, block / splits, scale);
+    terms = {phi, member.log_mass(1), phi[0], scale, sides.columns};
+  }
+  __syncthreads();
+  // Others are right to 2^-26 of themselves. Costs of dots may be anything.
+  const double near = IsNegativeDot(job) ? -INFINITY : 0x1p-26 * state.cost_max * scale;
+  const TileRange range = TilesOf<Tiles>(sides.columns, block % splits, splits);
+  const LinearPart<Tiles> part = {member, sides, terms, range, &memory, &whole, near};
+  bool found = false;
+  double total = SumOf<Tiles, false>(part, &found);
+  if (__syncthreads_or(found)) total += SumOfNear(part);
+  total = BlockSum(total, scratch);
+  if (threadIdx.x == 0) member.At<double>(job.at.linear_value)[block] = total / scale;
+#endif
+}
+
 }  // namespace
 
 int64_t LinearBlocks(const Job& job) {
   return HasWholeCosts(job) && job.out.value_linear != nullptr ? LinearParts(job) : 0;
 }
 
-void LaunchLinear(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream) {
+void LaunchLinear(const LaunchTable& table, int64_t blocks, Exact exact, int dim, Mode mode, cudaStream_t stream) {
+  if (exact == Exact::kFew) return LaunchKernel(ExactLinearKernel<true>, blocks, kThreads, 0, stream, table);
+  if (exact == Exact::kMany) {
+    return LaunchKernel(ExactLinearKernel<false>, blocks, kThreads, ManySharedBytes(dim), stream, table);
+  }
   const auto kernel = mode == kFloat   ? LinearKernel<kFloat>
                       : mode == kMixed ? LinearKernel<kMixed>
                                        : LinearKernel<kDouble>;

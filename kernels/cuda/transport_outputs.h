@@ -21,6 +21,7 @@ class OutputLaunches : protected SliceLaunches {
 
   void MakeOutputs(const Set& set) {
     Apply(set);
+    ExactApply(set);
     Linear(set);
     ExactGradients(set);
     KeptGradients(set);
@@ -60,18 +61,39 @@ class OutputLaunches : protected SliceLaunches {
     const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
       for (int side = 0; side < 2; ++side) {
         AddModes(r, [&](Mode mode) {
-          if (ApplyBlocks(r.job(), mode, side) > 0) add({side, SourceOf(r.job()), mode});
+          if (ApplyBlocks(r.job(), side) > 0) add({side, SourceOf(r.job()), mode});
         });
       }
     });
     for (const auto& [kind, chosen] : kinds) {
-      const Table table = TableOf(chosen, [kind = kind](const Job& job) {
-        const auto [side, source, mode] = kind;
-        return job.count * ApplyBlocks(job, mode, side);
-      });
+      const Table table =
+          TableOf(chosen, [side = std::get<0>(kind)](const Job& job) { return job.count * ApplyBlocks(job, side); });
       Later(table, [this, kind = kind](const LaunchTable& t, int64_t blocks) {
         const auto [side, source, mode] = kind;
         LaunchApply(t, blocks, source, mode, side, stream());
+      });
+    }
+  }
+
+  void ExactApply(const Set& set) {
+    using Kind = std::tuple<int, Mode, ExactApplyLaunch>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      for (int side = 0; side < 2; ++side) {
+        const auto add_mode = [&](Mode mode) {
+          const ExactApplyLaunch launch = ExactApplyLaunchOf(r.job(), mode, side);
+          if (launch.any) add({side, mode, launch});
+        };
+        // Directions are of members of any mode, in one launch.
+        GivesDirections(r.job(), side) ? add_mode(kFloat) : AddModes(r, add_mode);
+      }
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const int side = std::get<0>(kind), dim = LargestDim(jobs);
+      const Mode mode = std::get<Mode>(kind);
+      const ExactApplyLaunch launch = std::get<ExactApplyLaunch>(kind);
+      const Table table = TableOf(jobs, [=](const Job& job) { return ExactApplyBlocks(job, launch, mode, side); });
+      Later(table, [=](const LaunchTable& t, int64_t blocks) {
+        LaunchExactApply(t, blocks, launch, dim, mode, side, stream());
       });
     }
   }
@@ -195,13 +217,18 @@ class OutputLaunches : protected SliceLaunches {
   }
 
   void Linear(const Set& set) {
-    const auto modes = ByKind<Mode>(set, [](const TransportResident& r, auto add) {
-      if (LinearBlocks(r.job()) > 0) AddModes(r, add);
+    using Kind = std::pair<Exact, Mode>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      const Exact exact = HasExactCosts(r.job()) ? ExactOf(r.job()) : Exact::kNone;
+      if (LinearBlocks(r.job()) == 0) return;
+      // Exact ones are of members of any mode, in one launch.
+      exact == Exact::kNone ? AddModes(r, [&](Mode mode) { add({exact, mode}); }) : add({exact, kFloat});
     });
-    for (const auto& [mode, chosen] : modes) {
+    for (const auto& [kind, chosen] : kinds) {
       const Table table = TableOf(chosen, [](const Job& job) { return job.count * LinearBlocks(job); });
-      Later(table,
-            [this, mode = mode](const LaunchTable& t, int64_t blocks) { LaunchLinear(t, blocks, mode, stream()); });
+      Later(table, [this, kind = kind, dim = LargestDim(chosen)](const LaunchTable& t, int64_t blocks) {
+        LaunchLinear(t, blocks, kind.first, dim, kind.second, stream());
+      });
     }
   }
 
@@ -224,25 +251,26 @@ class OutputLaunches : protected SliceLaunches {
     }
   }
 
-  // BoundStart, three passes for sums, and the value; scalars add it up.
+  // A start, three passes for sums, and the value; scalars add it up.
   void Bound(const Set& set) {
-    const auto sources = ByKind<Source>(set, [](const TransportResident& r, auto add) { add(SourceOf(r.job())); });
-    for (const auto& [source, chosen] : sources) {
-      const Table start =
-          TableOf(chosen, [](const Job& job) { return job.count * (RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1)); });
+    using Kind = std::pair<Source, Exact>;
+    const auto kinds = ByKind<Kind>(set, [](const TransportResident& r, auto add) {
+      add({SourceOf(r.job()), ExactOf(r.job())});
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      const auto [source, exact] = kind;
+      const int dim = LargestDim(chosen);
+      const Table start = TableOf(chosen, [](const Job& job) { return job.count * BoundStartBlocks(job); });
       Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchBoundStart(t, blocks, stream()); });
       for (int step = 0; step < 3; ++step) {
-        const int side = step == 1 ? 1 : 0;
-        const Table pass = TableOf(chosen, [side](const Job& job) {
-          return job.count * int64_t{RowBlocks(job, 0, side)} * Splits(job, 0, side);
-        });
-        Later(pass, [=, source = source](const LaunchTable& t, int64_t blocks) {
-          LaunchHalfStep(t, blocks, source, kDouble, side, Pass::kBound, step, stream());
+        const Table pass = TableOf(chosen, [step](const Job& job) { return job.count * BoundStepBlocks(job, step); });
+        Later(pass, [=, source = source, exact = exact](const LaunchTable& t, int64_t blocks) {
+          LaunchBoundStep(t, blocks, source, exact, dim, step, stream());
         });
       }
       const Table value = TableOf(chosen, [](const Job& job) { return job.count * BoundBlocks(job); });
-      Later(value, [this, source = source](const LaunchTable& t, int64_t blocks) {
-        LaunchBoundValue(t, blocks, source, stream());
+      Later(value, [=, source = source, exact = exact](const LaunchTable& t, int64_t blocks) {
+        LaunchBoundValue(t, blocks, source, exact, dim, stream());
       });
     }
   }

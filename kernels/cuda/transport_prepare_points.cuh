@@ -275,7 +275,7 @@ class Centring {
     const Job& job = member_.job;
     const bool tells = i < count_ && lanes_.lane == 0;
     if (together_) *linear = 0;
-    if (together_ && tells && halves_) member_.At<double>(job.at.length[side_])[i] = norm2;
+    if (together_ && tells) member_.At<double>(job.at.length[side_])[i] = norm2;
     if (!IsNegativeDot(job)) return;  // Whole distances have too much:
     __syncwarp();                     // The points are there.
     const double* point = i < count_ ? points64_ + i * dim_ : centre_;

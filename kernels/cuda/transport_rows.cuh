@@ -60,6 +60,34 @@ __device__ inline PassView ViewOf(const Member& member, int engine, int side, Pa
   return view;
 }
 
+// A row's sum of 2 to the power of exponents, under a running maximum: stands for max + log2(sum).
+template <typename TE, typename T>
+struct LogSum {
+  TE max;
+  T sum;
+  __device__ static LogSum OfNothing() { return {static_cast<TE>(kVoid), 0}; }
+  template <int kCount>
+  __device__ void Add(const TE (&e)[kCount]) {
+    TE largest = e[0];
+#pragma unroll
+    for (int k = 1; k < kCount; ++k) largest = fmax(largest, e[k]);
+    Raise(largest);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sum += Exp2(static_cast<T>(e[k] - max));
+  }
+  __device__ void Add(const LogSum& other) {
+    Raise(other.max);
+    sum += other.sum * Exp2(static_cast<T>(other.max - max));
+  }
+
+ private:
+  __device__ void Raise(TE to) {
+    if (!(to > max)) return;
+    sum *= Exp2(static_cast<T>(max - to));
+    max = to;
+  }
+};
+
 // A row's sum over some of the columns: its log2, or `sum` times 2^level.
 struct ScaledSum {
   float level, sum;

@@ -41,9 +41,20 @@ __host__ __device__ inline bool IsNegativeDot(const Job& job) {
 __host__ __device__ inline bool IsSquared(const Job& job) {
   return job.dense || job.in.point_cost == PointCost::kSquaredEuclidean;
 }
-// Whether <C, P> is added up from whole squared distances, transport_linear.cu, rather than from exponents.
+// Whether members whose exponents need float64, and what is made of any member's plan, go through the tiles of
+// float64's matrix units: transport_exact_tiles.cuh. Of few coordinates a column's term is one more.
+constexpr int kFewDims = 3;
+constexpr int kFewColumns = kThreads, kManyColumns = 128;  // Of a tile.
+__host__ __device__ inline bool MultipliesDoubles(const Job& job) {
+  return job.hopper && SourceOf(job) == Source::kProducts && job.precision != Precision::kDouble;
+}
+// Whether <C, P> is added up by such tiles: points of FAST are rounded, costs are those of points as given.
+__host__ __device__ inline bool HasExactCosts(const Job& job) {
+  return MultipliesDoubles(job) && job.precision != Precision::kFast;
+}
+// Whether it is added up from whole costs, transport_linear.cu, rather than from exponents.
 __host__ __device__ inline bool HasWholeCosts(const Job& job) {
-  return SourceOf(job) == Source::kProducts && !IsNegativeDot(job);
+  return HasExactCosts(job) || (SourceOf(job) == Source::kProducts && !IsNegativeDot(job));
 }
 // Clouds as halves: tiles of points, for each part of kDepth coordinates a plane for each half.
 constexpr int kCloudRows = 256;  // Of a block.
@@ -336,12 +347,6 @@ __host__ __device__ inline int StreamRows(const Job& job) {
 __host__ __device__ inline int StreamSlabs(const Job& job, int engine) {
   return (EngineSize(job, engine, 0) + StreamRows(job) - 1) / StreamRows(job);
 }
-// Whether members in kMixed go through their plan by float64's matrix units: transport_exact_tiles.cuh. Of few
-// coordinates a column's term is one more.
-constexpr int kFewDims = 3;
-__host__ __device__ inline bool MultipliesDoubles(const Job& job) {
-  return job.hopper && SourceOf(job) == Source::kProducts && job.precision != Precision::kDouble;
-}
 // Whether transport_gradient.cu makes gradients and projections, rather than transport_apply.cu.
 __host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
   return job.hopper && SourceOf(job) == Source::kProducts && mode == kFloat;
@@ -386,8 +391,13 @@ __host__ __device__ inline SplitTiles TilesOfSplit(const Job& job, int split) {
   return {tiles * split / splits, tiles * (split + 1) / splits};
 }
 __host__ __device__ inline int OutputParts(const Job& job) { return RowBlocks(job, 0, 0) * OutputSplits(job); }
-// What <C, P> is added up of.
+// The same of exact tiles; what the primal bound, and <C, P>, are added up of.
+__host__ __device__ inline int ExactParts(const Job& job) { return RowBlocks(job, 0, 0) * job.exact_splits[0][0]; }
+__host__ __device__ inline int BoundParts(const Job& job) {
+  return MultipliesDoubles(job) ? ExactParts(job) : OutputParts(job);
+}
 __host__ __device__ inline int LinearParts(const Job& job) {
+  if (HasExactCosts(job)) return ExactParts(job);
   return RowBlocks(job, 0, 0) * (HasWholeCosts(job) ? OutputSplits(job) : 1);
 }
 __host__ __device__ inline int64_t ExactBlocks(const Job& job) {
@@ -465,7 +475,12 @@ __host__ __device__ inline bool WantsGradient(const Job& job, int side) {
 __host__ __device__ inline const OutputView& ProjectionOf(const Job& job, int side) {
   return side == 0 ? job.out.projection_x : job.out.projection_y;
 }
-// Projections of cosines are of other points: transport_apply.cu.
+// Whether transport_exact_apply.cu makes a side's gradients of |x - y|.
+__host__ __device__ inline bool GivesDirections(const Job& job, int side) {
+  return job.hopper && SourceOf(job) == Source::kDistances && job.precision != Precision::kDouble &&
+         GradientOf(job, side).data != nullptr;
+}
+// Projections of cosines are of other points: RightSide (transport_plan.cuh).
 __host__ __device__ inline bool ProjectsMeans(const Job& job, int side) {
   return ProjectionOf(job, side).data != nullptr && !IsCosine(job);
 }

@@ -58,7 +58,7 @@ struct Layout {
   int64_t linear[2];         // double[n]: the shift's part that whole distances lack; engine 0 only
   int64_t self_linear[2];    // double[n]: of x's and of y's own problem; debiased negative dots only
   int64_t norm2[2];          // double[n]: the rest: kappa |x|^2, centred
-  int64_t length[2];         // double[n]: cosines: of the points as given; distances from halves: |x|^2, centred
+  int64_t length[2];         // double[n]: cosines: of the points as given; distances: |x|^2, centred
   int64_t gradient[2];       // double[n, dim]: to the points on the sphere; cosines with gradients
   int64_t centre[2];         // double[dim]
   int64_t points64[2];       // double[n, dim], centred

@@ -152,9 +152,11 @@ class MemberCheck {
     const double rounding = 1e-13 * (std::abs(primal) + scale) + of_exponents * std::abs(primal) +
                             1e-15 * problem_.solver.epsilon * plan_mass;
     EXPECT_LE(answer_.dual_bound[0], primal + rounding);
-    if (!answer_.primal_bound.empty()) {
-      EXPECT_GE(answer_.primal_bound[0], Value(problem_, at_) - rounding);
-    }
+    if (answer_.primal_bound.empty()) return;
+    EXPECT_GE(answer_.primal_bound[0], Value(problem_, at_) - rounding);
+    // And that of its own potentials: mass that their error displaces may have to go the longest way.
+    const double displaced = relative_ * plan_mass * DefaultEpsilonStart(problem_);
+    EXPECT_LE(answer_.primal_bound[0], primal + 4 * (delta_ * plan_mass + displaced) + rounding) << Label("bound");
   }
 
   // sum_i of the dual's terms a_i rho (1 - exp(-f_i / rho)); of those larger than a_i f_i the potentials' tolerance

@@ -73,6 +73,32 @@ TEST_P(OutputsTest, ManyCoordinates) {
   }
 }
 
+// Right-hand sides of more numbers than a backend may take at once, beside bounds and <C, P>, of every cost.
+TEST_P(OutputsTest, WideProducts) {
+  const struct {
+    int64_t n, m, dim, v_columns, u_columns;
+    PointCost cost;
+  } shapes[] = {{150, 300, 2, 9, 33, PointCost::kSquaredEuclidean}, {70, 1100, 40, 33, 8, PointCost::kSquaredEuclidean},
+                {500, 70, 5, 33, 40, PointCost::kNegativeDot},      {20, 4200, 3, 8, 17, PointCost::kSquaredEuclidean},
+                {600, 70, 70, 1, 64, PointCost::kCosine},           {140, 200, 33, 40, 9, PointCost::kEuclidean},
+                {20, 4200, 3, 1, 1, PointCost::kEuclidean},         {90, 130, 16, 5, 100, PointCost::kCosine}};
+  int k = 0;
+  for (const auto& of : shapes) {
+    if (GetParam() != "cuda" && k++ % 3 != 0) continue;  // Of CPUs more shapes tell no more.
+    for (double epsilon : {0.003, 0.1}) {
+      Transport problem = RandomClouds(of.n, of.m, of.dim, epsilon * of.dim, 57);
+      problem.point_cost = of.cost;
+      Case c = Everything(problem, absl::StrCat(of.n, " x ", of.m, " d ", of.dim, " eps ", epsilon), 4);
+      c.wanted = kPotentials | kValueLinear | kPrimalBound | kProducts | kProjections | kGradientPoints;
+      c.problem.transport.v_columns = of.v_columns;
+      c.problem.transport.u_columns = of.u_columns;
+      c.v = Tensor::Of(Random(58).Normals(of.m * of.v_columns, 1));
+      c.u = Tensor::Of(Random(59).Normals(of.n * of.u_columns, 1));
+      CheckBothPrecisions(c);
+    }
+  }
+}
+
 // Epsilons so small that exponents need float64: more points than a chip has room for, of few coordinates and of many;
 // the last two so many that a GPU keeps exponents in memory.
 TEST_P(OutputsTest, SmallEpsilons) {

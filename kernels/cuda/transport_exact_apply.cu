@@ -1,0 +1,432 @@
+// P V, P^T U, points under the plan where transport_gradient.cu and those beside it do not go, and gradients to points
+// whose cost is |x - y|: sums of right-hand sides' rows, times the plan's or times P_ij / |x_i - y_j|. Exponents are
+// tiles of transport_exact_tiles.cuh, and so are the products: weights lie in registers as the matrix units want them,
+// if of eight columns those of even number are four factors, those of odd number the next four.
+//
+// A block has kTile rows of a side and a chunk of a right-hand side; the blocks of a cluster have shares of the
+// columns, and add up what they have in the end.
+#include <cmath>
+#include <type_traits>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transport_cluster.cuh"
+#include "kernels/cuda/transport_exact_tiles.cuh"
+#include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_plan.cuh"
+
+namespace sinkhorn {
+namespace cuda {
+namespace {
+
+// Chunks of jobs that want more than kNarrow numbers of a row are wider, where rows have registers for that.
+constexpr int kNarrow = 8, kWide = 32, kWideStride = kWide + 4;  // In shared memory: banks do not meet.
+constexpr size_t kWideTileBytes = sizeof(double) * kManyColumns * kWideStride;
+__host__ __device__ int ChunkWidth(const Job& job, int side) {
+  if (job.dim <= kFewDims) return kNarrow;
+  const RightsWanted wanted = RightsOf(job, side);
+  int width = wanted.points || wanted.given || GivesDirections(job, side) ? job.dim : 0;
+  if (wanted.vectors) width = max(width, RightWidth(job, side, Right::kVectors));
+  return width <= kNarrow ? kNarrow : kWide;
+}
+// Of a mode; directions are of any.
+__host__ __device__ RightChunks ExactChunksOf(const Job& job, Mode mode, int side) {
+  const int width = ChunkWidth(job, side);
+  if (GivesDirections(job, side)) return RightChunksOf(job, side, {true, false, false}, width);
+  if (!MultipliesDoubles(job)) return {0, 0, 0};
+  RightsWanted wanted = RightsOf(job, side);
+  wanted.points = wanted.points && mode == kMixed && !HasExactGradient(job);
+  return RightChunksOf(job, side, wanted, width);
+}
+
+// How a block goes about it: few coordinates; chunks of kEights times eight numbers.
+constexpr bool HasMoreThreads(bool few, int eights, bool directions) { return !few && (eights > 1 || directions); }
+constexpr int BlockThreads(bool few, int eights, bool directions) {
+  return HasMoreThreads(few, eights, directions) ? 2 * kThreads : kThreads;
+}
+constexpr int BlocksAtOnce(bool few, int eights, bool directions) {
+  return 2 * kThreads / BlockThreads(few, eights, directions);
+}
+
+#if SINKHORN_HOPPER
+
+template <bool kFew, int kEights, bool kDirections>
+using TilesFor =
+    std::conditional_t<kFew, FewTilesOf<4>, ManyTilesOf<HasMoreThreads(kFew, kEights, kDirections) ? 2 : 4>>;
+
+// 1 / sqrt(x) to 60 binary digits, x far from the ends of the range.
+__device__ double InverseRoot(double x) {
+  double y;
+  asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));  // To 20 or so.
+  const double error = fma(-x * y, y, 1);
+  return fma(y * error, fma(0.375, error, 0.5), y);
+}
+
+// |point|^2 of a side, and, beside them, terms of the columns.
+struct Norms {
+  const double* norm2;
+  int count;
+  __device__ double operator()(int i) const { return norm2[min(i, count - 1)]; }
+};
+template <typename Tiles>
+class NormsAndTerms {
+ public:
+  using Terms = double[2][Tiles::kColumns];
+  __device__ NormsAndTerms(const Norms& norms, const ExactTerms& terms, Terms* out)
+      : norms_(norms), terms_(terms), out_(*out) {}
+  __device__ double Load(int j) {
+    own_ = terms_(j);
+    return norms_(j);
+  }
+  __device__ void Store(int slot, int column) { out_[slot][column] = own_; }
+
+ private:
+  const Norms& norms_;
+  const ExactTerms& terms_;
+  Terms& out_;
+  double own_ = 0;
+};
+
+// A thread's sums: of the rows that it has, and the numbers 8 e + 2 (lane % 4) + 0..1 of the chunk.
+template <typename Tiles, int kEights>
+struct RightSums {
+  double products[Tiles::kRows / 2][kEights][4];  // As matrix products leave them: two rows, each two numbers.
+  double mass[Tiles::kRows];                      // Of the weights, over its own columns.
+
+  __device__ void Clear() {
+#pragma unroll
+    for (int r = 0; r < Tiles::kRows; ++r) {
+      mass[r] = 0;
+#pragma unroll
+      for (int e = 0; e < kEights; ++e) products[r / 2][e][r % 2 * 2] = products[r / 2][e][r % 2 * 2 + 1] = 0;
+    }
+  }
+};
+
+// Right-hand sides of two neighbouring columns, a number of each eight of the chunk.
+template <int kEights>
+struct RightPair {
+  double of[kEights][2];
+};
+
+// What blocks leave each other.
+template <int kEights>
+struct SharedSums {
+  double products[kTile][8 * kEights + 1];
+  double mass[kTile];
+};
+
+// Weights of the plan, or, kDirections, those by distance, times the right-hand side: of tiles of `range`.
+template <typename Tiles, int kEights, bool kDirections>
+class RightProducts {
+ public:
+  using Rights = RightSums<Tiles, kEights>;
+  using Pair = RightPair<kEights>;
+  using Terms = typename NormsAndTerms<Tiles>::Terms;
+
+  // Wide chunks of a tile lie in shared memory, as double: `tile`.
+  static constexpr bool kShares = kEights > 1;
+  __device__ RightProducts(const ExactSides& sides, const ExactTerms& terms, const double* phi, const double* mass,
+                           const RightSide& right, double* tile)
+      : sides_(sides), terms_(terms), phi_(phi), mass_(mass), right_(right), tile_(tile) {}
+
+  __device__ void Sum(const TileRange& range, typename Tiles::Memory* memory, Rights* sums) const {
+    Tiles tiles(sides_, memory);
+    double start[Tiles::kRows];
+#pragma unroll
+    for (int r = 0; r < Tiles::kRows; ++r) start[r] = StartOfRow(sides_, terms_, phi_, mass_, Tiles::Row(r));
+    TermsAlone columns(terms_);
+    double even[2], odd[2];
+    Each(
+        &tiles, range, start, &columns, [&](int tile, int /*slot*/, int column) { return Load(tile, column); },
+        [&](int r, double first, double second, const Pair& pair) {
+          even[r % 2] = static_cast<double>(FixedPoint::Saturated(first));
+          odd[r % 2] = static_cast<double>(FixedPoint::Saturated(second));
+          Add(r, even, odd, pair, sums);
+        });
+  }
+
+  // The same by distance. `norms`: of rows and columns. `rows`: room for what their exponents begin with, and below
+  // which squares are made anew.
+  __device__ void SumDirections(const TileRange& range, const Norms (&norms)[2], double scale,
+                                typename Tiles::Memory* memory, double2 (&rows)[kTile], Terms* column_terms,
+                                Rights* sums) const {
+    constexpr double kNear = 0x1p-16;  // Of a row's norm: such distances are made anew, since products cancel.
+    struct Of {
+      Pair pair;
+      double2 terms;
+      int column;
+    };
+    Tiles tiles(sides_, memory);
+    double start[Tiles::kRows];
+#pragma unroll
+    for (int r = 0; r < Tiles::kRows; ++r) {
+      const int row = Tiles::Row(r);
+      start[r] = norms[0](sides_.first_row + row);
+      if (Tiles::Group() > 0 || threadIdx.x % 4 != 0) continue;
+      rows[row] = make_double2(StartOfRow(sides_, terms_, phi_, mass_, row), kNear * start[r]);
+    }
+    NormsAndTerms<Tiles> columns(norms[1], terms_, column_terms);
+    double even[2], odd[2];
+    Each(
+        &tiles, range, start, &columns,
+        [&](int tile, int slot, int column) {
+          const double2 terms = *reinterpret_cast<const double2*>(&(*column_terms)[slot][column]);
+          return Of{Load(tile, column), terms, tile * Tiles::kColumns + column};
+        },
+        [&](int r, double first, double second, const Of& of) {
+          const double2 row = rows[Tiles::Row(r)];
+          if (first <= row.y) first = Anew(Tiles::Row(r), of.column);
+          if (second <= row.y) second = Anew(Tiles::Row(r), of.column + 1);
+          __syncwarp();
+          even[r % 2] = Weight(first, row.x + of.terms.x, scale);
+          odd[r % 2] = Weight(second, row.x + of.terms.y, scale);
+          Add(r, even, odd, of.pair, sums);
+        });
+  }
+
+ private:
+  template <typename Columns, typename Begin, typename Use>
+  __device__ void Each(Tiles* tiles, const TileRange& range, const double (&start)[Tiles::kRows], Columns* columns,
+                       Begin begin, Use use) const {
+    if constexpr (kShares) {
+      tiles->Each(range.first, range.last, start, columns, begin, use, [this](int tile) { ShareTile(tile); });
+    } else {
+      tiles->Each(range.first, range.last, start, columns, begin, use);
+    }
+  }
+  __device__ void ShareTile(int tile) const {
+#pragma unroll
+    for (int q = 0; q < Tiles::kColumns * kWide / Tiles::kBlockThreads; ++q) {
+      const int e = threadIdx.x + q * Tiles::kBlockThreads, column = e / kWide;
+      tile_[column * kWideStride + e % kWide] = At(tile * Tiles::kColumns + column, e % kWide);
+    }
+  }
+  __device__ double At(int j, int k) const { return j < sides_.columns ? right_.At<double>(j, k) : 0; }
+  __device__ Pair Load(int tile, int column) const {
+    Pair pair;
+#pragma unroll
+    for (int e = 0; e < kEights; ++e) {
+      const int k = 8 * e + static_cast<int>(threadIdx.x) % 32 / 4;
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        pair.of[e][q] = kShares ? tile_[(column + q) * kWideStride + k] : At(tile * Tiles::kColumns + column + q, k);
+      }
+    }
+    return pair;
+  }
+  // |x_i - y_j|^2.
+  __device__ double Anew(int row, int j) const {
+    const double* x = sides_.x + int64_t{min(sides_.first_row + row, sides_.rows - 1)} * sides_.dim;
+    const double* y = sides_.y + int64_t{min(j, sides_.columns - 1)} * sides_.dim;
+    double sum = 0;
+    for (int k = 0; k < sides_.dim; ++k) {
+      const double difference = x[k] - y[k];
+      sum = fma(difference, difference, sum);
+    }
+    return sum;
+  }
+  // Of a pair that far apart, by the exponent that its potentials add up to; none where points coincide.
+  __device__ static double Weight(double square, double exponent, double scale) {
+    const double inverse = InverseRoot(fmax(square, 1e-300));
+    const double density = static_cast<double>(FixedPoint::Saturated(fma(-scale, square * inverse, exponent)));
+    return square > 0 ? density * inverse : 0;
+  }
+  // Of row r, the second of two that go together: both's. `even`, `odd`: their weights.
+  __device__ static void Add(int r, const double (&even)[2], const double (&odd)[2], const Pair& pair, Rights* sums) {
+    sums->mass[r] += even[r % 2] + odd[r % 2];
+    if (r % 2 == 0) return;
+#pragma unroll
+    for (int e = 0; e < kEights; ++e) {
+      AddDoubles(even, pair.of[e][0], sums->products[r / 2][e]);
+      AddDoubles(odd, pair.of[e][1], sums->products[r / 2][e]);
+    }
+  }
+
+  const ExactSides& sides_;
+  const ExactTerms& terms_;
+  const double *const phi_, *const mass_;
+  const RightSide& right_;
+  double* const tile_;
+};
+
+// Of the block's warps, to shared memory.
+template <typename Tiles, int kEights>
+__device__ void AddUp(const RightSums<Tiles, kEights>& own, SharedSums<kEights>* shared) {
+  const int lane = threadIdx.x % 32;
+  for (int group = 0; group < Tiles::kGroups; ++group) {
+    if (Tiles::Group() == group) {
+#pragma unroll
+      for (int r = 0; r < Tiles::kRows; ++r) {
+        const int row = Tiles::Row(r);
+        double mass = own.mass[r];
+        for (int other = 1; other <= 2; other *= 2) mass += __shfl_xor_sync(0xffffffffu, mass, other);
+        if (lane % 4 == 0) shared->mass[row] = group == 0 ? mass : shared->mass[row] + mass;
+#pragma unroll
+        for (int e = 0; e < kEights; ++e) {
+#pragma unroll
+          for (int q = 0; q < 2; ++q) {
+            double* to = &shared->products[row][8 * e + 2 * (lane % 4) + q];
+            const double value = own.products[r / 2][e][r % 2 * 2 + q];
+            *to = group == 0 ? value : *to + value;
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+
+#endif
+
+// Whose rows, and which chunk.
+struct ExactWork {
+  int64_t member;
+  int block, chunk, rank;
+};
+
+template <bool kFew, int kEights, bool kDirections>
+__global__ void __launch_bounds__(BlockThreads(kFew, kEights, kDirections), BlocksAtOnce(kFew, kEights, kDirections))
+    ExactApplyKernel(LaunchTable table, Mode mode, int side, int ranks, int tile_at) {
+#if SINKHORN_HOPPER
+  using Tiles = TilesFor<kFew, kEights, kDirections>;
+  constexpr int kWidth = 8 * kEights;
+  __shared__ typename Tiles::Memory memory;
+  __shared__ SharedSums<kEights> shared;
+  __shared__ double gradient[kTile][kWidth];
+  __shared__ ExactSides sides;
+  __shared__ ExactTerms terms;
+  __shared__ RightSide right;
+  __shared__ ExactWork of;  // And the rest that registers have no room for.
+  // 1. Whose rows. Blocks of a cluster go on or leave together.
+  const BlockWork work = FindWork(table, blockIdx.x);
+  const Job& job = CopyJob(table.jobs[work.job]);
+  if (threadIdx.x == 0) {
+    const RightChunks chunks = ExactChunksOf(job, mode, side);
+    const int64_t index = work.block / ranks, blocks = RowBlocks(job, 0, side);
+    of.rank = static_cast<int>(work.block % ranks);
+    of.chunk = static_cast<int>(index % chunks.all);
+    of.block = static_cast<int>(index / chunks.all % blocks);
+    of.member = index / chunks.all / blocks;
+    right.Begin(job, side, chunks, of.chunk, kWidth);
+  }
+  __syncthreads();
+  const Member member{job, of.member};
+  const EngineState& first_state = *member.state(0);
+  if (!IsSolved(member) || (!kDirections && first_state.mode != mode)) return;
+  // Whether exponents were kept only the member knows.
+  const bool points = right.what == Right::kPoints;
+  if (!kDirections && points && IsStreamed(job, first_state) && HasKeptGradient(job, mode)) return;
+
+  // 2. Gradients of debiased problems have a second term.
+  const bool is_gradient = points && WantsGradient(job, side);
+  const int all_terms = is_gradient && job.engines > 1 ? 2 : 1;
+  for (int t = 0; t < all_terms; ++t) {
+    const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
+    const EngineState& state = *member.state(engine);
+    const int own = MeasureOf(engine, pass_side), other = MeasureOf(engine, 1 - pass_side);
+    const double* phi = member.phi(engine, state.parity, pass_side);
+    const double* column_phi = member.phi(engine, state.parity, 1 - pass_side);
+    const double scale = kLog2E / state.epsilon;
+    __syncthreads();  // What is there has been read.
+    if (threadIdx.x == 0) {
+      sides = ExactSidesOf(member, engine, pass_side, of.block, scale);
+      if (kDirections) sides.factor = -2;
+      terms = {column_phi, member.log_mass(other), column_phi[0], scale, job.size[other]};
+      right.Find(member, side, other);
+    }
+    __syncthreads();
+    const TileRange range = TilesOf<Tiles>(sides.columns, of.rank, ranks);
+    RightSums<Tiles, kEights> sums;
+    sums.Clear();
+    auto* tile = reinterpret_cast<double*>(DynamicShared() + tile_at);
+    const RightProducts<Tiles, kEights, kDirections> products(sides, terms, phi, member.mass(own), right, tile);
+    if constexpr (kDirections) {
+      alignas(16) __shared__ typename NormsAndTerms<Tiles>::Terms column_terms;
+      const Norms norms[2] = {{member.At<double>(job.at.length[own]), sides.rows},
+                              {member.At<double>(job.at.length[other]), sides.columns}};
+      __shared__ double2 row_terms[kTile];
+      products.SumDirections(range, norms, scale, &memory, row_terms, &column_terms, &sums);
+    } else {
+      products.Sum(range, &memory, &sums);
+    }
+    AddUp<Tiles, kEights>(sums, &shared);
+
+    // 3. What follows for the rows, of which the cluster's blocks have shares.
+    if (ranks > 1) SyncCluster();
+    const int rows = kTile / ranks;
+    for (int e = threadIdx.x; e < rows * kWidth; e += Tiles::kBlockThreads) {
+      const int row = of.rank * rows + e / kWidth, k = e % kWidth;
+      const int64_t i = sides.first_row + row;
+      if (i >= sides.rows || right.first + k >= right.width) continue;
+      double value = 0, weights = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        value += ranks > 1 ? LoadRemote(&shared.products[row][k], rank) : shared.products[row][k];
+        weights += ranks > 1 ? LoadRemote(&shared.mass[row], rank) : shared.mass[row];
+      }
+      const double mass = member.mass(own)[i];
+      double* kept = &gradient[row][k];
+      if (t == 0) *kept = 0;
+      if constexpr (kDirections) {
+        const double sum = mass * (weights * sides.x[i * job.dim + right.first + k] - value);
+        *kept += t == 0 ? sum : -sum;
+        if (t + 1 == all_terms) StoreGradient(member, side, i, right.first + k, *kept);
+      } else {
+        StoreProduct(member, side, right, t, all_terms, i, k, mass * weights, mass * value, kept);
+      }
+    }
+    if (ranks > 1) SyncCluster();  // What others have is read.
+  }
+#endif
+}
+
+// Blocks of a cluster, which share the columns: by a job's shape, so that waves on an H200 take the least time. What
+// blocks begin and end with counts for more where a multiprocessor has one at a time.
+int RanksOf(const Job& job, int chunks, int side) {
+  constexpr double kBeside = 2;  // A block's beginning and end, in tiles.
+  const bool few = job.dim <= kFewDims;
+  const int blocks_at_once =
+      BlocksAtOnce(few, ChunkWidth(job, side) > kNarrow ? kWide / 8 : 1, GivesDirections(job, side));
+  const int64_t blocks = int64_t{1} * RowBlocks(job, 0, side) * chunks;
+  const int64_t tiles = CeilDiv(job.size[1 - side], few ? kFewColumns : kManyColumns);
+  const int64_t least_tiles = blocks_at_once == 1 ? 4 : 2;  // Of a block.
+  int best = 1;
+  double least = INFINITY;
+  for (int ranks = 1; ranks <= kPortableRanks && (ranks == 1 || least_tiles * ranks <= tiles); ranks *= 2) {
+    const double time = CeilDiv(blocks * ranks, kProcessors * blocks_at_once) * (CeilDiv(tiles, ranks) + kBeside);
+    if (time < 0.95 * least) best = ranks, least = time;
+  }
+  return best;
+}
+
+}  // namespace
+
+ExactApplyLaunch ExactApplyLaunchOf(const Job& job, Mode mode, int side) {
+  const int chunks = ExactChunksOf(job, mode, side).all;
+  return {chunks > 0, SourceOf(job) == Source::kDistances, job.dim <= kFewDims, ChunkWidth(job, side) > kNarrow,
+          chunks > 0 ? RanksOf(job, chunks, side) : 1};
+}
+int64_t ExactApplyBlocks(const Job& job, const ExactApplyLaunch& of, Mode mode, int side) {
+  return job.count * RowBlocks(job, 0, side) * ExactChunksOf(job, mode, side).all * of.ranks;
+}
+
+void LaunchExactApply(const LaunchTable& table, int64_t blocks, const ExactApplyLaunch& of, int dim, Mode mode,
+                      int side, cudaStream_t stream) {
+  const size_t tile_at = of.few ? 0 : ManySharedBytes(dim);
+  const auto launch = [&](auto eights, auto directions, auto few) {
+    constexpr int kEights = decltype(eights)::value;
+    constexpr bool kDirections = decltype(directions)::value, kFew = decltype(few)::value;
+    LaunchCluster(ExactApplyKernel<kFew, kEights, kDirections>, blocks, of.ranks,
+                  BlockThreads(kFew, kEights, kDirections), tile_at + (of.wide ? kWideTileBytes : 0), stream, table,
+                  mode, side, of.ranks, static_cast<int>(tile_at));
+  };
+  const auto launch_of = [&](auto directions) {
+    constexpr std::integral_constant<int, kNarrow / 8> narrow;
+    if (of.few) return launch(narrow, directions, std::true_type());
+    if (!of.wide) return launch(narrow, directions, std::false_type());
+    launch(std::integral_constant<int, kWide / 8>(), directions, std::false_type());
+  };
+  of.directions ? launch_of(std::true_type()) : launch_of(std::false_type());
+}
+
+}  // namespace cuda
+}  // namespace sinkhorn
