@@ -131,7 +131,10 @@ Layout LayoutOf(const Job& job) {
   if (IsExactOnChip(widest)) at.exact = part.Take(int64_t{job.size[0]} * ExactColumns(job) * sizeof(double));
   at.chunk_stats = part.Take(PreparedStats(job) * sizeof(ChunkStats));
   at.linear_value = part.Take(LinearParts(job) * sizeof(double));
-  if (job.out.sparse_plan.max_entries > 0) at.row_mass = part.Take(size[0] * sizeof(double));
+  if (job.out.sparse_plan.max_entries > 0) {
+    at.row_mass = part.Take(size[0] * OutputSplits(job) * sizeof(double));
+    at.row_counts = part.Take(size[0] * OutputSplits(job) * sizeof(int));
+  }
   if (job.wants_bound) {
     at.bound_partial = part.Take(BoundBlocks(job) * sizeof(double));
     at.bound_stats = part.Take(blocks * sizeof(BlockStats));
@@ -289,7 +292,7 @@ double OutputSeconds(const Job& job) {
     seconds += HasExactCosts(job) ? 2.5e-5 + pairs * (1.5 + 0.06 * dim) : 1e-5 + pairs * (3 + 0.6 * dim);
   }
   if (job.wants_bound) seconds += 8e-5 + pairs * (exact ? 11.5 + 0.22 * dim : 38 + 1.6 * dim);
-  if (out.sparse_plan.max_entries > 0) seconds += 2 * by_rows(0, 4 + 0.1 * dim, 6.5 + 0.22 * dim);
+  if (out.sparse_plan.max_entries > 0) seconds += 2e-5 + 2 * pairs * (6.5 + 0.22 * dim);
   for (int side = 0; side < 2; ++side) {
     if ((side == 0 ? out.plan_v : out.plan_transpose_u).data != nullptr) {
       const int64_t width = side == 0 ? job.in.v_columns : job.in.u_columns;

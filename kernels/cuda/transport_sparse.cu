@@ -1,7 +1,7 @@
 // The plan's larger entries, in compressed sparse rows: those of a row are counted, counts become places, entries are
 // stored there. Entries are made both times as transport_apply.cu makes the whole plan: to the bit.
 //
-// A block has kTile rows, of which each warp collects its own, a tile of columns after the other.
+// A block has kTile rows and some of the columns; each warp collects its own rows', a tile of columns after the other.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_plan.cuh"
@@ -55,19 +55,25 @@ __global__ void __launch_bounds__(kThreads) SparseKernel(LaunchTable table, bool
   // 1. Which rows.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int blocks = RowBlocks(job, 0, 0), row0 = static_cast<int>(work.block % blocks) * kTile;
+  const int blocks = OutputParts(job), splits = OutputSplits(job), block = static_cast<int>(work.block % blocks);
+  const int split = block % splits, row0 = block / splits * kTile;
+  const SplitTiles tiles = TilesOfSplit(job, split);
   const Member member{job, work.block / blocks};
   if (member.state(0)->mode != kMode || !IsSolved(member)) return;
   const TileContext c = MakeTileContext(job, member.index, 0, 0, member.state(0)->epsilon);
   int64_t* offsets = job.out.sparse_plan.row_offsets + member.index * (int64_t{c.rows} + 1);
   if (storing && offsets[c.rows] > job.out.sparse_plan.max_entries) return;
   const int first = row0 + static_cast<int>(threadIdx.x) / 32 * kWarpRows;  // Of this warp.
+  int* counts = member.At<int>(job.at.row_counts);
   Found found = {};
-  for (int r = 0; r < kWarpRows && storing; ++r) found.entries[r] = offsets[min(first + r, c.rows)];
+  for (int r = 0; r < kWarpRows && storing; ++r) {
+    const int i = min(first + r, c.rows - 1);
+    found.entries[r] = offsets[i] + counts[i * splits + split];
+  }
 
   // 2. Their entries.
   if (threadIdx.x < kTile) terms[0][threadIdx.x] = PlanTerm<TE>(c, 0, row0 + threadIdx.x);
-  for (int col0 = 0; col0 < c.columns; col0 += kTile) {
+  for (int col0 = tiles.first * kTile; col0 < tiles.last * kTile; col0 += kTile) {
     __syncthreads();  // The tile before has been read.
     if (threadIdx.x < kTile) terms[1][threadIdx.x] = PlanTerm<TE>(c, 1, col0 + threadIdx.x);
     __syncthreads();
@@ -93,12 +99,14 @@ __global__ void __launch_bounds__(kThreads) SparseKernel(LaunchTable table, bool
     double mass = found.mass[r];
     for (int lane = 16; lane > 0; lane /= 2) mass += __shfl_xor_sync(0xffffffffu, mass, lane);
     if (threadIdx.x % 32 != 0 || first + r >= c.rows) continue;
-    offsets[first + r + 1] = found.entries[r];
-    member.At<double>(job.at.row_mass)[first + r] = mass;
+    const int64_t at = int64_t{first + r} * splits + split;
+    counts[at] = static_cast<int>(found.entries[r]);
+    member.At<double>(job.at.row_mass)[at] = mass;
   }
 }
 
-// Rows' numbers of entries, in offsets[1 ...], to the first's place of each row and of what would follow the last.
+// Numbers of entries of rows' parts to the first's place of each row and of what would follow the last, and of each
+// part in its row.
 __global__ void __launch_bounds__(kThreads) PlacesKernel(LaunchTable table) {
   __shared__ double scratch[kMostWarps];
   __shared__ int64_t sums[kThreads];
@@ -106,14 +114,15 @@ __global__ void __launch_bounds__(kThreads) PlacesKernel(LaunchTable table) {
   const Job& job = table.jobs[work.job];
   const Member member{job, work.block};
   if (!IsSolved(member)) return;
-  const int rows = job.size[0];
+  const int rows = job.size[0], splits = OutputSplits(job);
+  int* counts = member.At<int>(job.at.row_counts);
   int64_t* offsets = job.out.sparse_plan.row_offsets + member.index * (int64_t{rows} + 1);
   const int64_t each = CeilDiv(rows, kThreads);
   const int64_t begin = min(int64_t{rows}, threadIdx.x * each), end = min(int64_t{rows}, begin + each);
   int64_t sum = 0;
   double mass = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    sum += offsets[i + 1];
+  for (int64_t i = begin * splits; i < end * splits; ++i) {
+    sum += counts[i];
     mass += member.At<double>(job.at.row_mass)[i];
   }
   sums[threadIdx.x] = sum;
@@ -122,7 +131,13 @@ __global__ void __launch_bounds__(kThreads) PlacesKernel(LaunchTable table) {
   int64_t place = 0;
   for (int k = 0; k < static_cast<int>(threadIdx.x); ++k) place += sums[k];
   for (int64_t i = begin; i < end; ++i) {
-    place += offsets[i + 1];
+    int in_row = 0;
+    for (int split = 0; split < splits; ++split) {
+      const int count = counts[i * splits + split];
+      counts[i * splits + split] = in_row;
+      in_row += count;
+    }
+    place += in_row;
     offsets[i + 1] = place;
   }
   if (threadIdx.x != 0) return;
@@ -140,7 +155,7 @@ void Launch(const LaunchTable& table, int64_t blocks, Mode mode, bool storing, c
 
 }  // namespace
 
-int64_t SparseBlocks(const Job& job) { return RowBlocks(job, 0, 0); }
+int64_t SparseBlocks(const Job& job) { return OutputParts(job); }
 
 void LaunchSparse(const LaunchTable& table, int64_t blocks, Source source, Mode mode, bool storing,
                   cudaStream_t stream) {

@@ -83,7 +83,8 @@ struct Layout {
   int64_t chunk_stats;       // ChunkStats of the preparation
   int64_t chunk_sums[2];     // double[chunks, 3, dim]: sums, minima, maxima of coordinates
   int64_t linear_value;      // double[LinearParts]: sum P z, or sum P C
-  int64_t row_mass;          // double[n]: of entries found; sparse plans
+  int64_t row_mass;          // double[n, OutputSplits]: of entries found; sparse plans
+  int64_t row_counts;        // int[n, OutputSplits]: likewise, their numbers; then the first's place in its row
   int64_t bound_psi[2], bound_log_weight[2], bound_lack[2], bound_partial, bound_stats;
   int64_t densities;  // Of a chunk of rows, as matrix fragments (transport_gradient_wide.cu), or sums (.._even.cu)
   int64_t bytes;      // Of a member.
