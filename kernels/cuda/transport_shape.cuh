@@ -255,9 +255,13 @@ __host__ __device__ inline bool MayLoop(const Job& job) {
   return (IsPlain(job) || LoopsJudged(job)) && MayStream(job) && StreamColumns(job, 0) <= kLoopColumnsMost &&
          HeldBlocks(job) == 0 && job.size[0] >= kLoopRowsLeast && CeilDiv(job.size[0], kLoopBlocks) <= kLoopRowsMost;
 }
+// Of few columns most threads have none, and half steps take less time, unless something is judged, which loops do
+// themselves, and rows are not too many.
+constexpr int kLoopRowsOfFewMost = 8192;
 __host__ __device__ inline bool LoopsPoints(const Job& job) {
+  const bool few = job.size[1] <= kOnChipSide;
   return MayLoop(job) && SourceOf(job) == Source::kProducts && job.dim <= kLoopDimMost &&
-         (job.size[0] > kOnChipSide || job.size[1] > kOnChipSide);
+         (!few || (job.size[0] > kOnChipSide && job.size[0] <= kLoopRowsOfFewMost && job.solver.tolerance > 0));
 }
 // Whether densities of FAST lie in memory instead of their exponents: loops and gradients alone read them.
 __host__ __device__ inline bool KeepsDensities(const Job& job) {
@@ -278,7 +282,7 @@ __host__ __device__ inline int LoopOwned(const Job& job) {
 // Clouds whose exponents are kept: where they are held, or, of FAST, looped; or where reading them takes less time
 // than making them anew (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always; of distances, which
 // are roots, always), and so much memory, of an engine, is not too much.
-constexpr int64_t kKeptBytesMost = int64_t{512} << 20;
+constexpr int64_t kKeptBytesMost = int64_t{1} << 30;
 constexpr int kKeptRowsLeast = 1024, kKeptIterationsLeast = 4, kKeptDimLeast = 64;
 constexpr int kKeptDimLeastOfFew = 17, kKeptFew = 1 << 23;  // Rows times columns.
 
