@@ -7,7 +7,6 @@
 //   bound = <Q 1, f'> + <Q^T 1, g'> + eps sum_ij Q_ij log(1 + L_ij / P''_ij) + eps (|a| |b| - |Q|)
 // What is left for pairs is as little as P lacks, and needs no float64. Three passes for sums come before: of kernels
 // for all problems (transport_half_step.cu), or of exact tiles. What rounding may have taken off is added.
-#include <cfloat>
 #include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
@@ -178,7 +177,8 @@ class BoundBlock {
     }
     const double additions = 8.0 + job.size[0] + job.size[1];  // One after the other, at most.
     const double roundings = 8.0 + job.dim;                    // Of an exponent.
-    double value = sums.value + epsilon * (1 + kPairRounding<T>)*pairs / masses;
+    constexpr double kRaised = 1 + kPairRounding<T>;
+    double value = sums.value + epsilon * kRaised * pairs / masses;
     value += 0x1p-53 * (additions * sums.terms + roundings / kLog2E * sums.exponents);
     value = BlockSum(value, scratch);
     if (threadIdx.x != 0) return;

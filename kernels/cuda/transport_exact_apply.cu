@@ -18,24 +18,25 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
-// Chunks of jobs that want more than kNarrow numbers of a row are wider, where rows have registers for that.
-constexpr int kNarrow = 8, kWide = 32, kWideStride = kWide + 4;  // In shared memory: banks do not meet.
-constexpr size_t kWideTileBytes = sizeof(double) * kManyColumns * kWideStride;
-__host__ __device__ int ChunkWidth(const Job& job, int side) {
-  if (job.dim <= kFewDims) return kNarrow;
-  const RightsWanted wanted = RightsOf(job, side);
-  int width = wanted.points || wanted.given || GivesDirections(job, side) ? job.dim : 0;
-  if (wanted.vectors) width = max(width, RightWidth(job, side, Right::kVectors));
-  return width <= kNarrow ? kNarrow : kWide;
-}
-// Of a mode; directions are of any.
-__host__ __device__ RightChunks ExactChunksOf(const Job& job, Mode mode, int side) {
-  const int width = ChunkWidth(job, side);
-  if (GivesDirections(job, side)) return RightChunksOf(job, side, {true, false, false}, width);
-  if (!MultipliesDoubles(job)) return {0, 0, 0};
+// What members of a mode are multiplied by; directions are of any mode.
+__host__ __device__ RightsWanted ExactRightsOf(const Job& job, Mode mode, int side) {
+  if (GivesDirections(job, side)) return {true, false, false};
+  if (!MultipliesDoubles(job)) return {false, false, false};
   RightsWanted wanted = RightsOf(job, side);
   wanted.points = wanted.points && mode == kMixed && !HasExactGradient(job);
-  return RightChunksOf(job, side, wanted, width);
+  return wanted;
+}
+// Where more than kNarrow numbers of a row are wanted, chunks are wider, if rows have registers for that.
+constexpr int kNarrow = 8, kWide = 32, kWideStride = kWide + 4;  // In shared memory: banks do not meet.
+constexpr size_t kWideTileBytes = sizeof(double) * kManyColumns * kWideStride;
+__host__ __device__ int ChunkWidth(const Job& job, Mode mode, int side) {
+  const RightsWanted wanted = ExactRightsOf(job, mode, side);
+  int width = wanted.points || wanted.given ? job.dim : 0;
+  if (wanted.vectors) width = max(width, RightWidth(job, side, Right::kVectors));
+  return job.dim <= kFewDims || width <= kNarrow ? kNarrow : kWide;
+}
+__host__ __device__ RightChunks ExactChunksOf(const Job& job, Mode mode, int side) {
+  return RightChunksOf(job, side, ExactRightsOf(job, mode, side), ChunkWidth(job, mode, side));
 }
 
 // How a block goes about it: few coordinates; chunks of kEights times eight numbers.
@@ -61,29 +62,11 @@ __device__ double InverseRoot(double x) {
   return fma(y * error, fma(0.375, error, 0.5), y);
 }
 
-// |point|^2 of a side, and, beside them, terms of the columns.
+// |point|^2 of a side.
 struct Norms {
   const double* norm2;
   int count;
   __device__ double operator()(int i) const { return norm2[min(i, count - 1)]; }
-};
-template <typename Tiles>
-class NormsAndTerms {
- public:
-  using Terms = double[2][Tiles::kColumns];
-  __device__ NormsAndTerms(const Norms& norms, const ExactTerms& terms, Terms* out)
-      : norms_(norms), terms_(terms), out_(*out) {}
-  __device__ double Load(int j) {
-    own_ = terms_(j);
-    return norms_(j);
-  }
-  __device__ void Store(int slot, int column) { out_[slot][column] = own_; }
-
- private:
-  const Norms& norms_;
-  const ExactTerms& terms_;
-  Terms& out_;
-  double own_ = 0;
 };
 
 // A thread's sums: of the rows that it has, and the numbers 8 e + 2 (lane % 4) + 0..1 of the chunk.
@@ -121,7 +104,7 @@ class RightProducts {
  public:
   using Rights = RightSums<Tiles, kEights>;
   using Pair = RightPair<kEights>;
-  using Terms = typename NormsAndTerms<Tiles>::Terms;
+  using Terms = double[2][Tiles::kColumns];
 
   // Wide chunks of a tile lie in shared memory, as double: `tile`.
   static constexpr bool kShares = kEights > 1;
@@ -165,7 +148,7 @@ class RightProducts {
       if (Tiles::Group() > 0 || threadIdx.x % 4 != 0) continue;
       rows[row] = make_double2(StartOfRow(sides_, terms_, phi_, mass_, row), kNear * start[r]);
     }
-    NormsAndTerms<Tiles> columns(norms[1], terms_, column_terms);
+    TermsBeside columns(norms[1], terms_, *column_terms);
     double even[2], odd[2];
     Each(
         &tiles, range, start, &columns,
@@ -341,7 +324,7 @@ __global__ void __launch_bounds__(BlockThreads(kFew, kEights, kDirections), Bloc
     auto* tile = reinterpret_cast<double*>(DynamicShared() + tile_at);
     const RightProducts<Tiles, kEights, kDirections> products(sides, terms, phi, member.mass(own), right, tile);
     if constexpr (kDirections) {
-      alignas(16) __shared__ typename NormsAndTerms<Tiles>::Terms column_terms;
+      alignas(16) __shared__ double column_terms[2][Tiles::kColumns];
       const Norms norms[2] = {{member.At<double>(job.at.length[own]), sides.rows},
                               {member.At<double>(job.at.length[other]), sides.columns}};
       __shared__ double2 row_terms[kTile];
@@ -381,12 +364,11 @@ __global__ void __launch_bounds__(BlockThreads(kFew, kEights, kDirections), Bloc
 
 // Blocks of a cluster, which share the columns: by a job's shape, so that waves on an H200 take the least time. What
 // blocks begin and end with counts for more where a multiprocessor has one at a time.
-int RanksOf(const Job& job, int chunks, int side) {
+int RanksOf(const Job& job, Mode mode, int side) {
   constexpr double kBeside = 2;  // A block's beginning and end, in tiles.
   const bool few = job.dim <= kFewDims;
-  const int blocks_at_once =
-      BlocksAtOnce(few, ChunkWidth(job, side) > kNarrow ? kWide / 8 : 1, GivesDirections(job, side));
-  const int64_t blocks = int64_t{1} * RowBlocks(job, 0, side) * chunks;
+  const int blocks_at_once = BlocksAtOnce(few, ChunkWidth(job, mode, side) / 8, GivesDirections(job, side));
+  const int64_t blocks = int64_t{1} * RowBlocks(job, 0, side) * ExactChunksOf(job, mode, side).all;
   const int64_t tiles = CeilDiv(job.size[1 - side], few ? kFewColumns : kManyColumns);
   const int64_t least_tiles = blocks_at_once == 1 ? 4 : 2;  // Of a block.
   int best = 1;
@@ -401,9 +383,8 @@ int RanksOf(const Job& job, int chunks, int side) {
 }  // namespace
 
 ExactApplyLaunch ExactApplyLaunchOf(const Job& job, Mode mode, int side) {
-  const int chunks = ExactChunksOf(job, mode, side).all;
-  return {chunks > 0, SourceOf(job) == Source::kDistances, job.dim <= kFewDims, ChunkWidth(job, side) > kNarrow,
-          chunks > 0 ? RanksOf(job, chunks, side) : 1};
+  return {ExactChunksOf(job, mode, side).all > 0, SourceOf(job) == Source::kDistances, job.dim <= kFewDims,
+          ChunkWidth(job, mode, side) > kNarrow, RanksOf(job, mode, side)};
 }
 int64_t ExactApplyBlocks(const Job& job, const ExactApplyLaunch& of, Mode mode, int side) {
   return job.count * RowBlocks(job, 0, side) * ExactChunksOf(job, mode, side).all * of.ranks;

@@ -1,10 +1,10 @@
-// Exponents of clouds in float64, tile by tile, by its matrix units (Hopper): what half steps of members in kMixed and
-// all else that goes through their plan are made of. A block has kTile rows and streams columns past them.
+// Exponents of clouds in float64, tile by tile, by its matrix units (Hopper): half steps of members in kMixed are made
+// of them, and what is wanted of any member's plan. A block has kTile rows and streams columns past them.
 //
 // A value is start + term + product of a row and a column. Each() calls, for every two neighbouring columns,
 //   use(r, value of the first, value of the second, begin(tile, slot, column of the tile))
 // where r counts the rows that a thread has (Row() of the block), a constant once inlined; perhaps not for eights of
-// columns behind those that are wanted. Of a tile's columns threads bring one each: its term is columns->Load(j), and
+// columns behind those wanted. Of a tile's columns threads bring one each: its term is columns->Load(j), and
 // columns->Store(slot, column) may leave more in shared memory, where two tiles have slots by turns, before a barrier.
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_EXACT_TILES_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_EXACT_TILES_CUH_
@@ -20,7 +20,7 @@ struct ExactSides {
   const double *x, *y;  // Their points.
   int rows, columns, dim, first_row;
   double factor;  // Of products.
-  int wanted;     // Columns, and, of use to some, so many behind the last.
+  int wanted;     // Columns: all, or more where those behind the last are wanted, too.
 };
 __device__ inline ExactSides ExactSidesOf(const Member& member, int engine, int side, int block, double scale) {
   const Job& job = member.job;
@@ -299,6 +299,24 @@ class TermsAlone {
 
  private:
   const Term& term_;
+};
+// The same, and beside a term another number of its column, left in shared memory.
+template <typename Term, typename Beside, int kColumns>
+class TermsBeside {
+ public:
+  __device__ TermsBeside(const Term& term, const Beside& beside, double (&out)[2][kColumns])
+      : term_(term), beside_(beside), out_(out) {}
+  __device__ double Load(int j) {
+    own_ = beside_(j);
+    return term_(j);
+  }
+  __device__ void Store(int slot, int column) { out_[slot][column] = own_; }
+
+ private:
+  const Term& term_;
+  const Beside& beside_;
+  double (&out_)[2][kColumns];
+  double own_ = 0;
 };
 // What columns' potentials add to exponents, seen from `reference`.
 struct ExactTerms {

@@ -227,7 +227,7 @@ int64_t ExactApplyBlocks(const Job& job, const ExactApplyLaunch& of, Mode mode, 
 void LaunchExactApply(const LaunchTable& table, int64_t blocks, const ExactApplyLaunch& of, int dim, Mode mode,
                       int side, cudaStream_t stream);
 
-// What kernels of exact tiles (transport_exact_tiles.cuh) are launched for: all jobs of a launch or none.
+// By which exact tiles (transport_exact_tiles.cuh) outputs are made. Jobs of one launch agree.
 enum class Exact : int { kNone, kFew, kMany };
 inline Exact ExactOf(const Job& job) {
   return !MultipliesDoubles(job) ? Exact::kNone : job.dim <= kFewDims ? Exact::kFew : Exact::kMany;

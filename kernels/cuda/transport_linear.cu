@@ -115,31 +115,6 @@ __global__ void __launch_bounds__(kThreads) LinearKernel(LaunchTable table) {
 
 #if SINKHORN_HOPPER
 
-// Terms of the columns, and beside them the same with their shifts.
-template <typename Tiles>
-class TermsAndShifts {
- public:
-  using Whole = double[2][Tiles::kColumns];
-  __device__ TermsAndShifts(const Member& member, const ExactTerms& terms, Whole* out)
-      : member_(member), terms_(terms), out_(*out) {}
-  __device__ double Load(int j) {
-    const double term = terms_(j);
-    own_ = fma(member_.Shift(0, 1, min(j, terms_.count - 1)), terms_.scale, term);
-    return term;
-  }
-  __device__ void Store(int slot, int column) { out_[slot][column] = own_; }
-
- private:
-  const Member& member_;
-  const ExactTerms& terms_;
-  Whole& out_;
-  double own_ = 0;
-};
-
-#endif
-
-#if SINKHORN_HOPPER
-
 // |x_i - y_j|^2.
 __device__ double SquareOf(const Member& member, int i, int j) {
   const SeenPoints x(member, 0), y(member, 1);
@@ -159,7 +134,7 @@ struct LinearPart {
   const ExactTerms& terms;
   TileRange range;
   typename Tiles::Memory* memory;
-  typename TermsAndShifts<Tiles>::Whole* whole;
+  double (*whole)[2][Tiles::kColumns];  // Room for what is made of terms and shifts.
   double near;  // Costs below are made anew, from coordinates; in units of epsilon / log2(e), as those that follow.
 };
 // What it adds to <C, P>. kNear: of near pairs; or of all others, and `*found` is whether there are such. A cost is
@@ -195,7 +170,8 @@ __device__ double SumOf(const LinearPart<Tiles>& part, bool* found) {
     int column;
   };
   Tiles tiles(part.sides, part.memory);
-  TermsAndShifts<Tiles> columns(member, terms, part.whole);
+  const auto whole_of = [&](int j) { return fma(member.Shift(0, 1, min(j, terms.count - 1)), terms.scale, terms(j)); };
+  TermsBeside columns(terms, whole_of, *part.whole);
   tiles.Each(
       part.range.first, part.range.last, start, &columns,
       [&](int tile, int slot, int column) {
@@ -229,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 2) ExactLinearKernel(LaunchTable tab
 #if SINKHORN_HOPPER
   using Tiles = std::conditional_t<kFew, FewTiles, ManyTiles>;
   __shared__ typename Tiles::Memory memory;
-  alignas(16) __shared__ typename TermsAndShifts<Tiles>::Whole whole;
+  alignas(16) __shared__ double whole[2][Tiles::kColumns];
   __shared__ double scratch[kMostWarps];
   __shared__ ExactSides sides;
   __shared__ ExactTerms terms;
