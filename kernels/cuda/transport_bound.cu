@@ -41,10 +41,12 @@ __device__ BoundPoint PointOf(const Member& member, int side, int i) {
   return {psi + shift + shrunk / scale, exponent, size};
 }
 
+__host__ __device__ int StartBlocks(const Job& job) { return RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1); }
+
 __global__ void __launch_bounds__(kThreads) BoundStartKernel(LaunchTable table) {
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = table.jobs[work.job];
-  const int blocks = RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1);
+  const int blocks = StartBlocks(job);
   const Member member{job, work.block / blocks};
   const int block = static_cast<int>(work.block % blocks);
   const int side = block < RowBlocks(job, 0, 0) ? 0 : 1;
@@ -361,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, 2) ExactValueKernel(LaunchTable tabl
 
 }  // namespace
 
-int64_t BoundStartBlocks(const Job& job) { return RowBlocks(job, 0, 0) + RowBlocks(job, 0, 1); }
+int64_t BoundStartBlocks(const Job& job) { return StartBlocks(job); }
 int64_t BoundStepBlocks(const Job& job, int step) {
   return EngineBlocks(job, 0, step == 1 ? 1 : 0, HasDistances(job) ? Geometry::kPlain : Geometry::kExact);
 }

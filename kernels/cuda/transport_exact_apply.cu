@@ -26,14 +26,14 @@ __host__ __device__ RightsWanted ExactRightsOf(const Job& job, Mode mode, int si
   wanted.points = wanted.points && mode == kMixed && !HasExactGradient(job);
   return wanted;
 }
-// Where more than kNarrow numbers of a row are wanted, chunks are wider, if rows have registers for that.
-constexpr int kNarrow = 8, kWide = 32, kWideStride = kWide + 4;  // In shared memory: banks do not meet.
+// Where more than kNarrowRight numbers of a row are wanted, chunks are wider, if rows have registers for that.
+constexpr int kWideStride = kWideRight + 4;  // In shared memory: banks do not meet.
 constexpr size_t kWideTileBytes = sizeof(double) * kManyColumns * kWideStride;
 __host__ __device__ int ChunkWidth(const Job& job, Mode mode, int side) {
   const RightsWanted wanted = ExactRightsOf(job, mode, side);
   int width = wanted.points || wanted.given ? job.dim : 0;
   if (wanted.vectors) width = max(width, RightWidth(job, side, Right::kVectors));
-  return job.dim <= kFewDims || width <= kNarrow ? kNarrow : kWide;
+  return job.dim <= kFewDims || width <= kNarrowRight ? kNarrowRight : kWideRight;
 }
 __host__ __device__ RightChunks ExactChunksOf(const Job& job, Mode mode, int side) {
   return RightChunksOf(job, side, ExactRightsOf(job, mode, side), ChunkWidth(job, mode, side));
@@ -179,9 +179,9 @@ class RightProducts {
   }
   __device__ void ShareTile(int tile) const {
 #pragma unroll
-    for (int q = 0; q < Tiles::kColumns * kWide / Tiles::kBlockThreads; ++q) {
-      const int e = threadIdx.x + q * Tiles::kBlockThreads, column = e / kWide;
-      tile_[column * kWideStride + e % kWide] = At(tile * Tiles::kColumns + column, e % kWide);
+    for (int q = 0; q < Tiles::kColumns * kWideRight / Tiles::kBlockThreads; ++q) {
+      const int e = threadIdx.x + q * Tiles::kBlockThreads, column = e / kWideRight;
+      tile_[column * kWideStride + e % kWideRight] = At(tile * Tiles::kColumns + column, e % kWideRight);
     }
   }
   __device__ double At(int j, int k) const { return j < sides_.columns ? right_.At<double>(j, k) : 0; }
@@ -384,7 +384,7 @@ int RanksOf(const Job& job, Mode mode, int side) {
 
 ExactApplyLaunch ExactApplyLaunchOf(const Job& job, Mode mode, int side) {
   return {ExactChunksOf(job, mode, side).all > 0, SourceOf(job) == Source::kDistances, job.dim <= kFewDims,
-          ChunkWidth(job, mode, side) > kNarrow, RanksOf(job, mode, side)};
+          ChunkWidth(job, mode, side) > kNarrowRight, RanksOf(job, mode, side)};
 }
 int64_t ExactApplyBlocks(const Job& job, const ExactApplyLaunch& of, Mode mode, int side) {
   return job.count * RowBlocks(job, 0, side) * ExactChunksOf(job, mode, side).all * of.ranks;
@@ -401,10 +401,10 @@ void LaunchExactApply(const LaunchTable& table, int64_t blocks, const ExactApply
                   mode, side, of.ranks, static_cast<int>(tile_at));
   };
   const auto launch_of = [&](auto directions) {
-    constexpr std::integral_constant<int, kNarrow / 8> narrow;
+    constexpr std::integral_constant<int, kNarrowRight / 8> narrow;
     if (of.few) return launch(narrow, directions, std::true_type());
     if (!of.wide) return launch(narrow, directions, std::false_type());
-    launch(std::integral_constant<int, kWide / 8>(), directions, std::false_type());
+    launch(std::integral_constant<int, kWideRight / 8>(), directions, std::false_type());
   };
   of.directions ? launch_of(std::true_type()) : launch_of(std::false_type());
 }

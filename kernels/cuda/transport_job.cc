@@ -296,12 +296,13 @@ double OutputSeconds(const Job& job) {
   for (int side = 0; side < 2; ++side) {
     if ((side == 0 ? out.plan_v : out.plan_transpose_u).data != nullptr) {
       const int64_t width = side == 0 ? job.in.v_columns : job.in.u_columns;
-      const double chunks = few || width <= 8 ? CeilDiv(width, 8) : 1.55 * CeilDiv(width, 32);
+      const double chunks =
+          few || width <= kNarrowRight ? CeilDiv(width, kNarrowRight) : 1.55 * CeilDiv(width, kWideRight);
       seconds += exact ? by_clusters(side, chunks, 3 + 0.09 * dim, 2.7 + 0.06 * dim)
                        : CeilDiv(width, kTile) * by_rows(side, 9.5 + 0.1 * dim, 17 + 0.24 * dim);
     }
     if (GivesDirections(job, side)) {
-      const double chunks = few ? 1 : CeilDiv(job.dim, 32);
+      const double chunks = few ? 1 : CeilDiv(job.dim, kWideRight);
       seconds += by_clusters(side, chunks, 5 + 0.12 * dim, few ? 4.4 : 8 + 0.067 * dim);
     } else if (SourceOf(job) == Source::kDistances && WantsGradient(job, side)) {
       seconds += by_rows(side, 16.5 + 0.18 * dim, 35 + 1.2 * dim);

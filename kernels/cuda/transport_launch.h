@@ -234,7 +234,8 @@ inline Exact ExactOf(const Job& job) {
 }
 
 // ---- transport_linear.cu: <C, P> of jobs that HasWholeCosts -------------------------------------------------------
-// LinearBlocks of a member. Exact ones: of members in kFloat or kMixed; `dim`: the largest.
+// LinearBlocks of a member. `exact`: of jobs that HasExactCosts ExactOf, for members of any mode, and `dim` is the
+// largest; of others kNone.
 int64_t LinearBlocks(const Job& job);
 void LaunchLinear(const LaunchTable& table, int64_t blocks, Exact exact, int dim, Mode mode, cudaStream_t stream);
 
@@ -311,7 +312,7 @@ void LaunchWideGradient(const LaunchTable& table, int64_t blocks, int planes, in
 
 // ---- transport_bound.cu: the primal bound of jobs that want one ----------------------------------------------------
 // A start, BoundStartBlocks of a member; three passes for sums, of side 0, 1 and 0, BoundStepBlocks; and the value,
-// BoundBlocks. Jobs of a launch of the last two have the same source; `dim`: the largest of exact ones.
+// BoundBlocks. Jobs of a launch have the same source and ExactOf; `dim`: the largest.
 int64_t BoundStartBlocks(const Job& job);
 int64_t BoundStepBlocks(const Job& job, int step);
 int64_t BoundBlocks(const Job& job);

@@ -351,7 +351,7 @@ __host__ __device__ inline int StreamRows(const Job& job) {
 __host__ __device__ inline int StreamSlabs(const Job& job, int engine) {
   return (EngineSize(job, engine, 0) + StreamRows(job) - 1) / StreamRows(job);
 }
-// Whether transport_gradient.cu makes gradients and projections, rather than transport_apply.cu.
+// Whether transport_gradient.cu, or one beside it, makes gradients and projections of members of this mode.
 __host__ __device__ inline bool HasGradientKernel(const Job& job, int mode) {
   return job.hopper && SourceOf(job) == Source::kProducts && mode == kFloat;
 }
@@ -484,6 +484,9 @@ __host__ __device__ inline bool GivesDirections(const Job& job, int side) {
   return job.hopper && SourceOf(job) == Source::kDistances && job.precision != Precision::kDouble &&
          GradientOf(job, side).data != nullptr;
 }
+// Numbers of a row in a chunk of right-hand sides (transport_exact_apply.cu): of few coordinates, or where no more are
+// wanted; else.
+constexpr int kNarrowRight = 8, kWideRight = 32;
 // Projections of cosines are of other points: RightSide (transport_plan.cuh).
 __host__ __device__ inline bool ProjectsMeans(const Job& job, int side) {
   return ProjectionOf(job, side).data != nullptr && !IsCosine(job);

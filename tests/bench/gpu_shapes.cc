@@ -92,9 +92,8 @@ class Words {
 
 constexpr char kTransportOptions[] =
     "base,it1,it100,tol,rho,semi,sym,debias,anneal,gradients,gradient_x,masses,plan,sums,linear,primal,sparse,"
-    "products,wide products,projections,hessian,hessian4,euclidean,cosine,dot,fast,given,started,dense,dense rho,dense "
-    "tol,"
-    "dense cost,dense sym,dense plan,dense small tol,rho gradients,debias rho,debias gradients,tol gradients,"
+    "products,wide products,projections,hessian,hessian4,euclidean,cosine,dot,fast,given,started,dense,dense rho,"
+    "dense tol,dense cost,dense sym,dense plan,dense small tol,rho gradients,debias rho,debias gradients,tol gradients,"
     "tol rho,euclidean gradients,small tol,fast tol,fast gradients,fast rho,double";
 
 Problem TransportOf(const Shape& s, const Words& of, Tensors* tensors) {
@@ -157,10 +156,10 @@ Problem TransportOf(const Shape& s, const Words& of, Tensors* tensors) {
     sparse.mass = scalars();
   }
   if (of.Has("products")) {
-    const int many = of.Has("wide") ? 64 : 4;
-    in.v = tensors->Input(columns * many), in.u = tensors->Input(rows * many);
-    in.v_columns = in.u_columns = many;
-    out.plan_v = tensors->Output(rows * many), out.plan_transpose_u = tensors->Output(columns * many);
+    const int width = of.Has("wide") ? 64 : 4;
+    in.v = tensors->Input(columns * width), in.u = tensors->Input(rows * width);
+    in.v_columns = in.u_columns = width;
+    out.plan_v = tensors->Output(rows * width), out.plan_transpose_u = tensors->Output(columns * width);
   }
   if (of.Has("hessian") || of.Has("hessian4")) {
     HessianInputs& hessian = in.hessian;
