@@ -31,16 +31,17 @@ TEST(TransportJobTest, LayoutsDoNotDependOnWideClusters) {
 
 // Within twice what they took beside 20 iterations of n x n points on an H200: tests/bench/gpu_shapes.cc.
 TEST(TransportJobTest, OutputsArePredictedAsMeasured) {
-  enum { kEntries, kLinear, kBound, kSparse, kProducts, kDistances };
+  enum { kEntries, kLinear, kBound, kSparse, kProducts, kWideProducts, kDistances };
   const struct {
     int64_t n, dim;
     int output;
     double milliseconds;
-  } measured[] = {{4000, 64, kEntries, 0.257},  {10000, 64, kEntries, 2.33},   {4000, 64, kLinear, 0.415},
-                  {10000, 128, kLinear, 8.28},  {1000, 64, kBound, 0.248},     {4000, 3, kBound, 0.506},
-                  {10000, 64, kBound, 13.6},    {1000, 3, kSparse, 0.138},     {4000, 128, kSparse, 2.44},
-                  {2000, 64, kProducts, 0.979}, {10000, 128, kProducts, 9.45}, {1000, 3, kDistances, 0.545},
-                  {4000, 64, kDistances, 3.46}, {10000, 128, kDistances, 37.4}};
+  } measured[] = {{4000, 64, kEntries, 0.232},    {10000, 64, kEntries, 2.14},   {4000, 64, kLinear, 0.0803},
+                  {10000, 128, kLinear, 0.933},   {1000, 64, kBound, 0.174},     {4000, 3, kBound, 0.246},
+                  {10000, 64, kBound, 2.45},      {1000, 3, kSparse, 0.0542},    {4000, 128, kSparse, 0.811},
+                  {2000, 64, kProducts, 0.105},   {10000, 128, kProducts, 2.03}, {10000, 64, kWideProducts, 4.06},
+                  {10000, 3, kWideProducts, 3.7}, {1000, 3, kDistances, 0.0477}, {4000, 64, kDistances, 0.767},
+                  {10000, 128, kDistances, 12.9}};
   for (const auto& of : measured) {
     double number = 0;
     const OutputView some = {DType::kFloat32, &number};
@@ -53,7 +54,10 @@ TEST(TransportJobTest, OutputsArePredictedAsMeasured) {
     if (of.output == kLinear) out.value_linear = &number;
     if (of.output == kBound) out.primal_bound = &number;
     if (of.output == kSparse) out.sparse_plan.max_entries = 1;
-    if (of.output == kProducts) out.plan_v = out.plan_transpose_u = some;
+    if (of.output == kProducts || of.output == kWideProducts) {
+      out.plan_v = out.plan_transpose_u = some;
+      problem.transport.v_columns = problem.transport.u_columns = of.output == kProducts ? 4 : 64;
+    }
     if (of.output == kDistances) {
       problem.transport.point_cost = PointCost::kEuclidean;
       out.gradient_x = out.gradient_y = some;
