@@ -2,7 +2,7 @@
 //
 //   |x - y|        sum_j P_ij (x_i - y_j) / |x_i - y_j|, nothing of those that coincide: nothing cancels, as it would
 //                  in a product, and all is float64, whatever the plan's arithmetic was. Where Hopper's own kernels do
-//                  not make them (transport_exact_apply.cu).
+//                  not make them (transport_exact_apply.cu, transport_weights.cu).
 //   1 - cos(x, y)  (g - <g, x> x) / |point|, x on the unit sphere and g the gradient there, which the kernels for
 //                  squared distances have left in the workspace.
 #include "kernels/cuda/launch.cuh"

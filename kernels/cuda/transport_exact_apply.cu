@@ -1,7 +1,8 @@
 // P V, P^T U, points under the plan where transport_gradient.cu and those beside it do not go, and gradients to points
-// whose cost is |x - y|: sums of right-hand sides' rows, times the plan's or times P_ij / |x_i - y_j|. Exponents are
-// tiles of transport_exact_tiles.cuh, and so are the products: weights lie in registers as the matrix units want them,
-// if of eight columns those of even number are four factors, those of odd number the next four.
+// of up to kWideRight coordinates (of more: transport_weights.cu) whose cost is |x - y|: sums of right-hand sides'
+// rows, times the plan's or times P_ij / |x_i - y_j|. Exponents are tiles of transport_exact_tiles.cuh, and so are the
+// products: weights lie in registers as the matrix units want them, if of eight columns those of even number are four
+// factors, those of odd number the next four.
 //
 // A block has kTile rows of a side and a chunk of a right-hand side; the blocks of a cluster have shares of the
 // columns, and add up what they have in the end.
@@ -10,6 +11,8 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transport_cluster.cuh"
+#include "kernels/cuda/transport_exact_distances.cuh"
+#include "kernels/cuda/transport_exact_sums.cuh"
 #include "kernels/cuda/transport_exact_tiles.cuh"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_plan.cuh"
@@ -20,14 +23,14 @@ namespace {
 
 // What members of a mode are multiplied by; directions are of any mode.
 __host__ __device__ RightsWanted ExactRightsOf(const Job& job, Mode mode, int side) {
-  if (GivesDirections(job, side)) return {true, false, false};
+  if (GivesDirections(job, side)) return {!WeighsDirections(job, side), false, false};
   if (!MultipliesDoubles(job)) return {false, false, false};
   RightsWanted wanted = RightsOf(job, side);
   wanted.points = wanted.points && mode == kMixed && !HasExactGradient(job);
   return wanted;
 }
 // Where more than kNarrowRight numbers of a row are wanted, chunks are wider, if rows have registers for that.
-constexpr int kWideStride = kWideRight + 4;  // In shared memory: banks do not meet.
+constexpr int kWideStride = kWideRight + 2;  // In shared memory: banks do not meet.
 constexpr size_t kWideTileBytes = sizeof(double) * kManyColumns * kWideStride;
 __host__ __device__ int ChunkWidth(const Job& job, Mode mode, int side) {
   const RightsWanted wanted = ExactRightsOf(job, mode, side);
@@ -54,48 +57,10 @@ template <bool kFew, int kEights, bool kDirections>
 using TilesFor =
     std::conditional_t<kFew, FewTilesOf<4>, ManyTilesOf<HasMoreThreads(kFew, kEights, kDirections) ? 2 : 4>>;
 
-// 1 / sqrt(x) to 60 binary digits, x far from the ends of the range.
-__device__ double InverseRoot(double x) {
-  double y;
-  asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));  // To 20 or so.
-  const double error = fma(-x * y, y, 1);
-  return fma(y * error, fma(0.375, error, 0.5), y);
-}
-
-// |point|^2 of a side.
-struct Norms {
-  const double* norm2;
-  int count;
-  __device__ double operator()(int i) const { return norm2[min(i, count - 1)]; }
-};
-
-// A thread's sums: of the rows that it has, and the numbers 8 e + 2 (lane % 4) + 0..1 of the chunk.
-template <typename Tiles, int kEights>
-struct RightSums {
-  double products[Tiles::kRows / 2][kEights][4];  // As matrix products leave them: two rows, each two numbers.
-  double mass[Tiles::kRows];                      // Of the weights, over its own columns.
-
-  __device__ void Clear() {
-#pragma unroll
-    for (int r = 0; r < Tiles::kRows; ++r) {
-      mass[r] = 0;
-#pragma unroll
-      for (int e = 0; e < kEights; ++e) products[r / 2][e][r % 2 * 2] = products[r / 2][e][r % 2 * 2 + 1] = 0;
-    }
-  }
-};
-
 // Right-hand sides of two neighbouring columns, a number of each eight of the chunk.
 template <int kEights>
 struct RightPair {
   double of[kEights][2];
-};
-
-// What blocks leave each other.
-template <int kEights>
-struct SharedSums {
-  double products[kTile][8 * kEights + 1];
-  double mass[kTile];
 };
 
 // Weights of the plan, or, kDirections, those by distance, times the right-hand side: of tiles of `range`.
@@ -104,7 +69,6 @@ class RightProducts {
  public:
   using Rights = RightSums<Tiles, kEights>;
   using Pair = RightPair<kEights>;
-  using Terms = double[2][Tiles::kColumns];
 
   // Wide chunks of a tile lie in shared memory, as double: `tile`.
   static constexpr bool kShares = kEights > 1;
@@ -118,53 +82,29 @@ class RightProducts {
 #pragma unroll
     for (int r = 0; r < Tiles::kRows; ++r) start[r] = StartOfRow(sides_, terms_, phi_, mass_, Tiles::Row(r));
     TermsAlone columns(terms_);
-    double even[2], odd[2];
+    double weights[4];
     Each(
         &tiles, range, start, &columns, [&](int tile, int /*slot*/, int column) { return Load(tile, column); },
         [&](int r, double first, double second, const Pair& pair) {
-          even[r % 2] = static_cast<double>(FixedPoint::Saturated(first));
-          odd[r % 2] = static_cast<double>(FixedPoint::Saturated(second));
-          Add(r, even, odd, pair, sums);
+          weights[r % 2] = static_cast<double>(FixedPoint::Saturated(first));
+          weights[2 + r % 2] = static_cast<double>(FixedPoint::Saturated(second));
+          Add(r, weights, pair, sums);
         });
   }
 
-  // The same by distance. `norms`: of rows and columns. `rows`: room for what their exponents begin with, and below
-  // which squares are made anew.
-  __device__ void SumDirections(const TileRange& range, const Norms (&norms)[2], double scale,
-                                typename Tiles::Memory* memory, double2 (&rows)[kTile], Terms* column_terms,
-                                Rights* sums) const {
-    constexpr double kNear = 0x1p-16;  // Of a row's norm: such distances are made anew, since products cancel.
-    struct Of {
-      Pair pair;
-      double2 terms;
-      int column;
-    };
+  // The same by distance.
+  __device__ void SumDirections(const TileRange& range, const Distances<Tiles>& distances,
+                                typename Tiles::Memory* memory, Rights* sums) const {
     Tiles tiles(sides_, memory);
-    double start[Tiles::kRows];
-#pragma unroll
-    for (int r = 0; r < Tiles::kRows; ++r) {
-      const int row = Tiles::Row(r);
-      start[r] = norms[0](sides_.first_row + row);
-      if (Tiles::Group() > 0 || threadIdx.x % 4 != 0) continue;
-      rows[row] = make_double2(StartOfRow(sides_, terms_, phi_, mass_, row), kNear * start[r]);
-    }
-    TermsBeside columns(norms[1], terms_, *column_terms);
-    double even[2], odd[2];
-    Each(
-        &tiles, range, start, &columns,
-        [&](int tile, int slot, int column) {
-          const double2 terms = *reinterpret_cast<const double2*>(&(*column_terms)[slot][column]);
-          return Of{Load(tile, column), terms, tile * Tiles::kColumns + column};
-        },
-        [&](int r, double first, double second, const Of& of) {
-          const double2 row = rows[Tiles::Row(r)];
-          if (first <= row.y) first = Anew(Tiles::Row(r), of.column);
-          if (second <= row.y) second = Anew(Tiles::Row(r), of.column + 1);
-          __syncwarp();
-          even[r % 2] = Weight(first, row.x + of.terms.x, scale);
-          odd[r % 2] = Weight(second, row.x + of.terms.y, scale);
-          Add(r, even, odd, of.pair, sums);
-        });
+    double weights[4];
+    distances.EachWeight([&](const double(&start)[Tiles::kRows], auto* columns, auto begin,
+                             auto use) { Each(&tiles, range, start, columns, begin, use); },
+                         [&](int tile, int column) { return Load(tile, column); },
+                         [&](int r, float first, float second, const Pair& pair) {
+                           weights[r % 2] = first;
+                           weights[2 + r % 2] = second;
+                           Add(r, weights, pair, sums);
+                         });
   }
 
  private:
@@ -197,32 +137,12 @@ class RightProducts {
     }
     return pair;
   }
-  // |x_i - y_j|^2.
-  __device__ double Anew(int row, int j) const {
-    const double* x = sides_.x + int64_t{min(sides_.first_row + row, sides_.rows - 1)} * sides_.dim;
-    const double* y = sides_.y + int64_t{min(j, sides_.columns - 1)} * sides_.dim;
-    double sum = 0;
-    for (int k = 0; k < sides_.dim; ++k) {
-      const double difference = x[k] - y[k];
-      sum = fma(difference, difference, sum);
-    }
-    return sum;
-  }
-  // Of a pair that far apart, by the exponent that its potentials add up to; none where points coincide.
-  __device__ static double Weight(double square, double exponent, double scale) {
-    const double inverse = InverseRoot(fmax(square, 1e-300));
-    const double density = static_cast<double>(FixedPoint::Saturated(fma(-scale, square * inverse, exponent)));
-    return square > 0 ? density * inverse : 0;
-  }
-  // Of row r, the second of two that go together: both's. `even`, `odd`: their weights.
-  __device__ static void Add(int r, const double (&even)[2], const double (&odd)[2], const Pair& pair, Rights* sums) {
-    sums->mass[r] += even[r % 2] + odd[r % 2];
+  // Of row r, the second of two that go together: both's.
+  __device__ static void Add(int r, const double (&weights)[4], const Pair& pair, Rights* sums) {
+    sums->mass[r] += weights[r % 2] + weights[2 + r % 2];
     if (r % 2 == 0) return;
 #pragma unroll
-    for (int e = 0; e < kEights; ++e) {
-      AddDoubles(even, pair.of[e][0], sums->products[r / 2][e]);
-      AddDoubles(odd, pair.of[e][1], sums->products[r / 2][e]);
-    }
+    for (int e = 0; e < kEights; ++e) AddDoubles(weights, pair.of[e], sums->products[r / 2][e]);
   }
 
   const ExactSides& sides_;
@@ -231,33 +151,6 @@ class RightProducts {
   const RightSide& right_;
   double* const tile_;
 };
-
-// Of the block's warps, to shared memory.
-template <typename Tiles, int kEights>
-__device__ void AddUp(const RightSums<Tiles, kEights>& own, SharedSums<kEights>* shared) {
-  const int lane = threadIdx.x % 32;
-  for (int group = 0; group < Tiles::kGroups; ++group) {
-    if (Tiles::Group() == group) {
-#pragma unroll
-      for (int r = 0; r < Tiles::kRows; ++r) {
-        const int row = Tiles::Row(r);
-        double mass = own.mass[r];
-        for (int other = 1; other <= 2; other *= 2) mass += __shfl_xor_sync(0xffffffffu, mass, other);
-        if (lane % 4 == 0) shared->mass[row] = group == 0 ? mass : shared->mass[row] + mass;
-#pragma unroll
-        for (int e = 0; e < kEights; ++e) {
-#pragma unroll
-          for (int q = 0; q < 2; ++q) {
-            double* to = &shared->products[row][8 * e + 2 * (lane % 4) + q];
-            const double value = own.products[r / 2][e][r % 2 * 2 + q];
-            *to = group == 0 ? value : *to + value;
-          }
-        }
-      }
-    }
-    __syncthreads();
-  }
-}
 
 #endif
 
@@ -313,7 +206,7 @@ __global__ void __launch_bounds__(BlockThreads(kFew, kEights, kDirections), Bloc
     __syncthreads();  // What is there has been read.
     if (threadIdx.x == 0) {
       sides = ExactSidesOf(member, engine, pass_side, of.block, scale);
-      if (kDirections) sides.factor = -2;
+      if (kDirections) sides.factor = DistanceFactor(scale);
       terms = {column_phi, member.log_mass(other), column_phi[0], scale, job.size[other]};
       right.Find(member, side, other);
     }
@@ -324,40 +217,29 @@ __global__ void __launch_bounds__(BlockThreads(kFew, kEights, kDirections), Bloc
     auto* tile = reinterpret_cast<double*>(DynamicShared() + tile_at);
     const RightProducts<Tiles, kEights, kDirections> products(sides, terms, phi, member.mass(own), right, tile);
     if constexpr (kDirections) {
-      alignas(16) __shared__ double column_terms[2][Tiles::kColumns];
-      const Norms norms[2] = {{member.At<double>(job.at.length[own]), sides.rows},
-                              {member.At<double>(job.at.length[other]), sides.columns}};
-      __shared__ double2 row_terms[kTile];
-      products.SumDirections(range, norms, scale, &memory, row_terms, &column_terms, &sums);
+      __shared__ typename Distances<Tiles>::Memory distance_memory;
+      const Distances<Tiles> distances(member, own, other, sides, terms, phi, &distance_memory);
+      products.SumDirections(range, distances, &memory, &sums);
     } else {
       products.Sum(range, &memory, &sums);
     }
     AddUp<Tiles, kEights>(sums, &shared);
 
     // 3. What follows for the rows, of which the cluster's blocks have shares.
-    if (ranks > 1) SyncCluster();
-    const int rows = kTile / ranks;
-    for (int e = threadIdx.x; e < rows * kWidth; e += Tiles::kBlockThreads) {
-      const int row = of.rank * rows + e / kWidth, k = e % kWidth;
+    const auto store = [&](int row, int k, double value, double weights) {
       const int64_t i = sides.first_row + row;
-      if (i >= sides.rows || right.first + k >= right.width) continue;
-      double value = 0, weights = 0;
-      for (int rank = 0; rank < ranks; ++rank) {
-        value += ranks > 1 ? LoadRemote(&shared.products[row][k], rank) : shared.products[row][k];
-        weights += ranks > 1 ? LoadRemote(&shared.mass[row], rank) : shared.mass[row];
-      }
       const double mass = member.mass(own)[i];
       double* kept = &gradient[row][k];
       if (t == 0) *kept = 0;
       if constexpr (kDirections) {
-        const double sum = mass * (weights * sides.x[i * job.dim + right.first + k] - value);
+        const double sum = mass * scale * (weights * sides.x[i * job.dim + right.first + k] - value);
         *kept += t == 0 ? sum : -sum;
         if (t + 1 == all_terms) StoreGradient(member, side, i, right.first + k, *kept);
       } else {
         StoreProduct(member, side, right, t, all_terms, i, k, mass * weights, mass * value, kept);
       }
-    }
-    if (ranks > 1) SyncCluster();  // What others have is read.
+    };
+    EachSum(&shared, of.rank, ranks, sides.rows - sides.first_row, right.width - right.first, store);
   }
 #endif
 }

@@ -19,8 +19,9 @@ namespace cuda {
 struct ExactSides {
   const double *x, *y;  // Their points.
   int rows, columns, dim, first_row;
-  double factor;  // Of products.
-  int wanted;     // Columns: all, or more where those behind the last are wanted, too.
+  double factor;          // Of products.
+  int wanted;             // Columns: all, or more where those behind the last are wanted, too.
+  const double *dx, *dy;  // Steps of x and y, or null: they do not move.
 };
 __device__ inline ExactSides ExactSidesOf(const Member& member, int engine, int side, int block, double scale) {
   const Job& job = member.job;
@@ -32,7 +33,9 @@ __device__ inline ExactSides ExactSidesOf(const Member& member, int engine, int 
           job.dim,
           block * kTile,
           2 * job.in.kappa * scale,
-          job.size[other]};
+          job.size[other],
+          nullptr,
+          nullptr};
 }
 
 // How many coordinates are streamed: sixteen at a time, with room for so many steps of columns; up to so many steps
@@ -42,10 +45,10 @@ constexpr int kManyStages = 3, kManyResident = 4;
 __host__ __device__ inline int ManyChunks(int dim) { return static_cast<int>(CeilDiv(dim, kManyChunk)); }
 // Steps that rows have room for.
 __host__ __device__ inline int ManyRowSteps(int chunks) { return chunks <= kManyResident ? chunks : kManyStages; }
-// For launches of up to `dim` coordinates: fewer may take more steps.
-inline size_t ManySharedBytes(int dim) {
+// For launches of up to `dim` coordinates: fewer may take more steps. `planes`: points alone, or steps as well.
+inline size_t ManySharedBytes(int dim, int planes = 1) {
   const int steps = ManyChunks(dim) < kManyResident ? ManyChunks(dim) : kManyResident;
-  return sizeof(double) * kManyStride * (steps * kTile + kManyStages * kManyColumns);
+  return sizeof(double) * kManyStride * planes * (steps * kTile + kManyStages * kManyColumns);
 }
 static_assert(kManyStages <= kManyResident, "room");
 
@@ -63,10 +66,18 @@ __device__ inline void MultiplyDoubles(const double (&a)[2], double b, const dou
                : "d"(a[0]), "d"(a[1]), "d"(b), "d"(c[0]), "d"(c[1]), "d"(c[2]), "d"(c[3]));
 }
 // d += a b.
-__device__ inline void AddDoubles(const double (&a)[2], double b, double (&d)[4]) {
+__device__ inline void AddDoubles(const double (&a)[2], const double (&b)[1], double (&d)[4]) {
   asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-               : "d"(a[0]), "d"(a[1]), "d"(b));
+               : "d"(a[0]), "d"(a[1]), "d"(b[0]));
+}
+// The same of 8 products: those of 4, and of 4 more. Of a, both rows' first factors, then their second.
+__device__ inline void AddDoubles(const double (&a)[4], const double (&b)[2], double (&d)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 }
 // The same number in another register.
 __device__ inline double Again(double x) {
@@ -77,6 +88,12 @@ __device__ inline double Again(double x) {
 // 8 bytes; `there`: or zeros.
 __device__ inline void CopyDouble(uint32_t shared, const double* global, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(there ? 8 : 0)
+               : "memory");
+}
+
+// Two side by side; both addresses are multiples of 16.
+__device__ inline void CopyDoubles(uint32_t shared, const double* global, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(there ? 16 : 0)
                : "memory");
 }
 
@@ -160,21 +177,29 @@ class FewTilesOf {
 using FewTiles = FewTilesOf<8>;
 
 // Points of any number of coordinates, sixteen of them at a time. Rows of few coordinates stay in shared memory.
-// Threads have kOwnRows rows; of half as many there are twice as many threads.
-template <int kOwnRows>
+// Threads have kOwnRows rows; of half as many there are twice as many threads. kBends: beside values there are products
+// with steps, <dx, y> + <x, dy>: use(r, value of the first, of the second, product of the first, of the second, begun).
+template <int kOwnRows, bool kBends = false>
 class ManyTilesOf {
  public:
   static constexpr int kRows = kOwnRows;
   static constexpr int kGroups = 4;
   static constexpr int kBlockThreads = 32 * kGroups * kTile / (8 * kRows);
   static constexpr int kColumns = kManyColumns, kChunk = kManyChunk, kStride = kManyStride, kStages = kManyStages;
+  static constexpr int kPlanes = kBends ? 2 : 1;  // Points; steps.
+  static constexpr int kStep = kBends ? 8 : 4;    // Coordinates that are multiplied at once: what registers allow.
   struct Memory {
     alignas(16) double terms[kColumns];
     double start[kTile];
   };
 
   __device__ ManyTilesOf(const ExactSides& of, Memory* memory)
-      : of_(of), memory_(memory), chunks_(ManyChunks(of.dim)) {}
+      : of_(of),
+        memory_(memory),
+        chunks_(ManyChunks(of.dim)),
+        even_(of.dim % 2 == 0),
+        moves_{of.dx != nullptr, of.dy != nullptr},
+        base_(SharedAddress(DynamicShared())) {}
   __device__ static int Row(int r) {
     return static_cast<int>(threadIdx.x) / 128 * 8 * kRows + 8 * r + static_cast<int>(threadIdx.x) % 32 / 4;
   }
@@ -193,27 +218,30 @@ class ManyTilesOf {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) memory_->start[Row(r)] = start[r];
     }
-    const int limit = (last - first) * chunks_;
-    for (int step = 0; step < kStages - 1; ++step) Copy(first, step, limit);
-    int step = 0;
+    Ahead ahead = {first, 0, 0};
+    for (int step = 0; step < kStages - 1; ++step) Copy(first, last, &ahead);
+    int slot = 0;
     for (int tile = first; tile < last; ++tile) {
-      double own_term = 0, acc[kRows / 2][4][4];
+      double own_term = 0, acc[kPlanes][kRows / 2][4][4];
       if (threadIdx.x < kColumns) own_term = columns->Load(tile * kColumns + static_cast<int>(threadIdx.x));
 #pragma unroll
-      for (int e = 0; e < kRows / 2 * 16; ++e) acc[e / 16][e / 4 % 4][e % 4] = 0;
-      for (int chunk = 0; chunk < chunks_; ++chunk, ++step) {
+      for (int e = 0; e < kRows / 2 * 16; ++e) {
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane) acc[plane][e / 16][e / 4 % 4][e % 4] = 0;
+      }
+      for (int chunk = 0; chunk < chunks_; ++chunk, slot = After(slot)) {
         WaitForCopies<kStages - 2>();
         __syncthreads();
-        Copy(first, step + kStages - 1, limit);
-        const double* rows = Rows(step, chunk) + Row(0) * kStride + threadIdx.x % 4;
-        const double* points =
-            Points(step) + (32 * Group() + static_cast<int>(threadIdx.x) % 32 / 4) * kStride + threadIdx.x % 4;
+        Copy(first, last, &ahead);
+        const double* rows = Shared() + RowsAt(slot, chunk) + Row(0) * kStride + threadIdx.x % 4;
+        const double* points = Shared() + PointsAt(slot) +
+                               (32 * Group() + static_cast<int>(threadIdx.x) % 32 / 4) * kStride + threadIdx.x % 4;
         if (of_.dim - chunk * kChunk >= kChunk) {
 #pragma unroll
-          for (int k = 0; k < kChunk; k += 4) Multiply(rows + k, points + k, acc);
+          for (int k = 0; k < kChunk; k += kStep) Multiply(rows + k, points + k, acc);
         } else {
 #pragma unroll 1
-          for (int k = 0; chunk * kChunk + k < of_.dim; k += 4) Multiply(rows + k, points + k, acc);
+          for (int k = 0; chunk * kChunk + k < of_.dim; k += kStep) Multiply(rows + k, points + k, acc);
         }
       }
       if (threadIdx.x < kColumns) {
@@ -229,29 +257,70 @@ class ManyTilesOf {
         const auto begun = begin(tile, 0, at);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          const double* d = &acc[r / 2][n][r % 2 * 2];
+          const double* d = &acc[0][r / 2][n][r % 2 * 2];
           const double from = memory_->start[Row(r)];
-          use(r, fma(d[0], of_.factor, from + terms.x), fma(d[1], of_.factor, from + terms.y), begun);
+          const double first = fma(d[0], of_.factor, from + terms.x), second = fma(d[1], of_.factor, from + terms.y);
+          if constexpr (kBends) {
+            const double* bend = &acc[1][r / 2][n][r % 2 * 2];
+            use(r, first, second, bend[0], bend[1], begun);
+          } else {
+            use(r, first, second, begun);
+          }
         }
       }
     }
   }
 
  private:
+  using RowFactors = double[kStep / 2];
+  using PointFactors = double[kStep / 4];
+  // What is to be brought next, and where to.
+  struct Ahead {
+    int tile, chunk, slot;
+  };
+  __device__ static int After(int slot) { return slot + 1 == kStages ? 0 : slot + 1; }
   __device__ bool Stays() const { return chunks_ <= kManyResident; }
-  __device__ double* Rows(int step, int chunk) const {
-    return reinterpret_cast<double*>(DynamicShared()) + (Stays() ? chunk : step % kStages) * kTile * kStride;
+  __device__ static double* Shared() { return reinterpret_cast<double*>(DynamicShared()); }
+  // Places there, in doubles.
+  __device__ int RowsAt(int slot, int chunk) const { return (Stays() ? chunk : slot) * kPlanes * kTile * kStride; }
+  __device__ int PointsAt(int slot) const {
+    return (ManyRowSteps(chunks_) * kTile + slot * kColumns) * kPlanes * kStride;
   }
-  __device__ double* Points(int step) const {
-    return Rows(0, 0) + (ManyRowSteps(chunks_) * kTile + step % kStages * kColumns) * kStride;
+  // kStep coordinates of this warp's rows and columns.
+  __device__ void Multiply(const double* rows, const double* points, double (&acc)[kPlanes][kRows / 2][4][4]) const {
+    RowFactors a[kRows / 2];
+    PointFactors b[4];
+    LoadRows(rows, a);
+    LoadPoints(points, b);
+    AddAll(a, b, acc[0]);
+    if constexpr (kBends) {
+      RowFactors moved[kRows / 2];
+      if (moves_[0]) {
+        LoadRows(rows + kTile * kStride, moved);
+        AddAll(moved, b, acc[1]);
+      }
+      if (moves_[1]) {
+        LoadPoints(points + kColumns * kStride, b);
+        AddAll(a, b, acc[1]);
+      }
+    }
   }
-  // Four coordinates of this warp's rows and columns.
-  __device__ static void Multiply(const double* rows, const double* points, double (&acc)[kRows / 2][4][4]) {
-    double a[kRows / 2][2], b[4];
+  __device__ static void LoadRows(const double* rows, RowFactors (&a)[kRows / 2]) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) a[r / 2][r % 2] = rows[8 * r * kStride];
+    for (int k = 0; k < kStep; k += 4) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) b[n] = points[8 * n * kStride];
+      for (int r = 0; r < kRows; ++r) a[r / 2][k / 2 + r % 2] = rows[8 * r * kStride + k];
+    }
+  }
+  __device__ static void LoadPoints(const double* points, PointFactors (&b)[4]) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int k = 0; k < kStep; k += 4) b[n][k / 4] = points[8 * n * kStride + k];
+    }
+  }
+  __device__ static void AddAll(const RowFactors (&a)[kRows / 2], const PointFactors (&b)[4],
+                                double (&acc)[kRows / 2][4][4]) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
@@ -259,32 +328,59 @@ class ManyTilesOf {
     }
   }
   // A step's points. Copies of each are a group, if there are none, too.
-  __device__ void Copy(int first, int step, int limit) const {
-    if (step < limit) {
-      const int chunk = step % chunks_, tile = first + step / chunks_;
-      CopyPoints<kColumns>(of_.y, tile * kColumns, of_.columns, chunk, Points(step));
-      if (!Stays() || step < chunks_) CopyPoints<kTile>(of_.x, of_.first_row, of_.rows, chunk, Rows(step, chunk));
+  __device__ void Copy(int first, int last, Ahead* ahead) const {
+    if (ahead->tile < last) {
+      const int chunk = ahead->chunk, column = ahead->tile * kColumns;
+      const bool rows = !Stays() || ahead->tile == first;
+      const int points_at = PointsAt(ahead->slot), rows_at = RowsAt(ahead->slot, chunk);
+      CopyPoints<kColumns>(of_.y, column, of_.columns, chunk, points_at);
+      if (rows) CopyPoints<kTile>(of_.x, of_.first_row, of_.rows, chunk, rows_at);
+      if constexpr (kBends) {
+        if (moves_[1]) CopyPoints<kColumns>(of_.dy, column, of_.columns, chunk, points_at + kColumns * kStride);
+        if (moves_[0] && rows) CopyPoints<kTile>(of_.dx, of_.first_row, of_.rows, chunk, rows_at + kTile * kStride);
+      }
+      ahead->slot = After(ahead->slot);
+      if (++ahead->chunk == chunks_) ahead->chunk = 0, ++ahead->tile;
     }
     CommitCopies();
   }
+  // To a place in shared memory. Rows of an even number of coordinates are brought two by two.
   template <int kPoints>
-  __device__ void CopyPoints(const double* points, int first, int count, int chunk, const double* to) const {
-    constexpr int kTogether = kBlockThreads / kChunk;
-    const int own = threadIdx.x / kChunk, k = threadIdx.x % kChunk, coordinate = chunk * kChunk + k;
-    const int dim = of_.dim;  // Not looked up again after each copy.
+  __device__ void CopyPoints(const double* points, int first, int count, int chunk, int at) const {
+    even_ ? CopyPoints<kPoints, 2>(points, first, count, chunk, at)
+          : CopyPoints<kPoints, 1>(points, first, count, chunk, at);
+  }
+  template <int kPoints, int kSideBySide>
+  __device__ void CopyPoints(const double* points, int first, int count, int chunk, int at) const {
+    constexpr int kThreadsOfPoint = kChunk / kSideBySide, kTogether = kBlockThreads / kThreadsOfPoint;
+    static_assert(kPoints % kTogether == 0, "whole rounds");
+    const int own = threadIdx.x / kThreadsOfPoint, k = threadIdx.x % kThreadsOfPoint * kSideBySide;
+    const int dim = of_.dim, coordinate = chunk * kChunk + k;  // Not looked up again after each copy.
     const bool there = coordinate < dim;
     const double* from = points + (there ? coordinate : 0);
-    const uint32_t shared = SharedAddress(to + own * kStride + k);
+    const uint32_t shared = base_ + (at + own * kStride + k) * static_cast<uint32_t>(sizeof(double));
+    constexpr int kRounds = kPoints / kTogether;
+    constexpr uint32_t kRoundBytes = kTogether * kStride * sizeof(double);
+    const auto copy = [&](int q, const double* point) {
+      kSideBySide == 2 ? CopyDoubles(shared + q * kRoundBytes, point, there)
+                       : CopyDouble(shared + q * kRoundBytes, point, there);
+    };
+    if (first + kPoints <= count) {
+      const double* point = from + int64_t{first + own} * dim;
+      const int step = kTogether * dim;
 #pragma unroll
-    for (int q = 0; q < kPoints / kTogether; ++q) {
-      const int64_t point = min(first + own + q * kTogether, count - 1);
-      CopyDouble(shared + q * kTogether * kStride * static_cast<int>(sizeof(double)), from + point * dim, there);
+      for (int q = 0; q < kRounds; ++q, point += step) copy(q, point);
+    } else {
+#pragma unroll 1
+      for (int q = 0; q < kRounds; ++q) copy(q, from + int64_t{min(first + own + q * kTogether, count - 1)} * dim);
     }
   }
 
   const ExactSides& of_;
   Memory* const memory_;
   const int chunks_;
+  const bool even_, moves_[2];
+  const uint32_t base_;  // Of shared memory.
 };
 
 using ManyTiles = ManyTilesOf<4>;
@@ -331,10 +427,12 @@ struct ExactTerms {
 struct TileRange {
   int first, last;
 };
+__device__ inline TileRange RangeOf(int64_t tiles, int part, int parts) {
+  return {static_cast<int>(tiles * part / parts), static_cast<int>(tiles * (part + 1) / parts)};
+}
 template <typename Tiles>
 __device__ inline TileRange TilesOf(int columns, int split, int splits) {
-  const int64_t all = CeilDiv(columns, Tiles::kColumns);
-  return {static_cast<int>(all * split / splits), static_cast<int>(all * (split + 1) / splits)};
+  return RangeOf(CeilDiv(columns, Tiles::kColumns), split, splits);
 }
 struct Nothing {};
 struct BeginNothing {
@@ -358,6 +456,12 @@ class FixedPoint {
   __device__ static float Saturated(double sum) {
     const int high = __double2hiint(sum);
     return Exp2(high > kHigh ? 127 << 24 : high == kHigh ? min(Fixed(sum), 127 << 24) : INT32_MIN);
+  }
+  // Of kStart + x + more.
+  __device__ static float Saturated(double sum, float more) {
+    const int high = __double2hiint(sum);
+    const float x = fmaf(static_cast<float>(Fixed(sum)), 0x1p-24f, more);
+    return FastExp2(high > kHigh ? 127 : high == kHigh ? fminf(x, 127) : -128);
   }
   // Whether all that Density saw were below 128, and numbers.
   __device__ bool IsSafe() const { return highest_ <= kHigh; }

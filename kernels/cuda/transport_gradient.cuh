@@ -10,6 +10,7 @@
 #include "kernels/cuda/transport_cluster.cuh"
 #include "kernels/cuda/transport_fragments.cuh"
 #include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_ranks.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -334,19 +335,6 @@ __device__ inline GradientPlace PlaceOf(const Job& job, int64_t index, Sides sid
 
 #endif
 
-// Blocks of a cluster that share `tiles` of each of `blocks`, so that waves of them on an H200 take the least time.
-// `beside`: as many tiles as what a block has to do beside them takes.
-inline int RanksOf(int64_t blocks, int64_t tiles, int64_t beside) {
-  int best = 1;
-  int64_t least = 0;
-  for (int ranks = 1; ranks <= kPortableRanks && (ranks == 1 || 4 * ranks <= tiles); ranks *= 2) {
-    const int64_t time = CeilDiv(blocks * ranks, ranks > 2 ? 128 : kProcessors) * (CeilDiv(tiles, ranks) + beside);
-    if (ranks > 1 && time >= least) continue;
-    least = time;
-    best = ranks;
-  }
-  return best;
-}
 // The launch that a side is part of, whose blocks of rows are `groups` of coordinates each.
 inline GradientLaunch LaunchOfGroups(const Job& job, int side, int groups, int64_t beside) {
   if (!MakesMeans(job, side)) return {Sides::kNone, 1};

@@ -102,22 +102,24 @@ __host__ __device__ inline int64_t StepHalvesBytes(const Job& job) {
   const int64_t count = job.in.hessian.count;
   return MayHaveStepHalves(job) ? ScaleBytes(job) + count * (HalvesBytes(job, 0) + HalvesBytes(job, 1)) : 0;
 }
-// Cosines: steps and products on the unit sphere, double[count, size, dim] each, of x and of y:
-// transport_hessian_sphere.cu.
-__host__ __device__ inline int64_t SphereDoubles(const Job& job, int measure) {
-  return IsCosine(job) ? job.in.hessian.count * job.size[measure] * job.dim : 0;
+// Steps as doubles, double[count, size, dim], of x and of y, where exact tiles take them; of cosines, those on the unit
+// sphere, and products there: transport_hessian_sphere.cu.
+__host__ __device__ inline int64_t StepDoubles(const Job& job, int measure) {
+  const bool kept = IsCosine(job) || MultipliesDoubles(job);
+  return kept ? job.in.hessian.count * job.size[measure] * job.dim : 0;
 }
-__host__ __device__ inline int64_t SphereBytes(const Job& job) {
-  return CeilDiv(16 * (SphereDoubles(job, 0) + SphereDoubles(job, 1)), 256) * 256;
+__host__ __device__ inline int64_t StepBytes(const Job& job) {
+  const int64_t doubles = StepDoubles(job, 0) + StepDoubles(job, 1);
+  return CeilDiv(8 * doubles * (IsCosine(job) ? 2 : 1), 256) * 256;
 }
 __host__ __device__ inline int64_t ProductBytes(const Job& job) {
   if (job.in.hessian.count == 0) return 0;
-  int64_t bytes = StepHalvesBytes(job) + SphereBytes(job);
+  int64_t bytes = StepHalvesBytes(job) + StepBytes(job);
   for (int e = 0; e < job.engines; ++e) bytes += ProductSizesOf(job, e).total();
   return bytes;
 }
 __device__ inline double* StepScales(const Member& member) {
-  return member.At<double>(member.job.at.bytes - SphereBytes(member.job) - StepHalvesBytes(member.job));
+  return member.At<double>(member.job.at.bytes - StepBytes(member.job) - StepHalvesBytes(member.job));
 }
 __device__ inline char* StepHalvesOf(const Member& member, int measure, int64_t q) {
   const Job& job = member.job;
@@ -125,12 +127,12 @@ __device__ inline char* StepHalvesOf(const Member& member, int measure, int64_t 
   return reinterpret_cast<char*>(StepScales(member)) + ScaleBytes(job) + before + q * HalvesBytes(job, measure);
 }
 
-__device__ inline double* SphereSteps(const Member& member, int measure) {
+__device__ inline double* StepDoublesOf(const Member& member, int measure) {
   const Job& job = member.job;
-  return member.At<double>(job.at.bytes - SphereBytes(job)) + (measure == 0 ? 0 : SphereDoubles(job, 0));
+  return member.At<double>(job.at.bytes - StepBytes(job)) + (measure == 0 ? 0 : StepDoubles(job, 0));
 }
 __device__ inline double* SphereProducts(const Member& member, int measure) {
-  return SphereSteps(member, measure) + SphereDoubles(member.job, 0) + SphereDoubles(member.job, 1);
+  return StepDoublesOf(member, measure) + StepDoubles(member.job, 0) + StepDoubles(member.job, 1);
 }
 
 __device__ inline ProductVectors VectorsOf(const Member& member, int engine) {
@@ -182,7 +184,7 @@ __device__ inline Steps GivenSteps(const Member& member, int measure, int64_t q)
 __device__ inline Steps StepsOf(const Member& member, int measure, int64_t q) {
   const Job& job = member.job;
   if (!IsCosine(job) || DirectionOf(job, measure).data == nullptr) return GivenSteps(member, measure, q);
-  return {DType::kFloat64, SphereSteps(member, measure), q * job.size[measure] * job.dim};
+  return {DType::kFloat64, StepDoublesOf(member, measure), q * job.size[measure] * job.dim};
 }
 
 // What row i's term of the cost adds to its gradient, coordinate k: seen from the other cloud's centre; of negative

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_shape.cuh"
 
 namespace sinkhorn {
@@ -39,6 +40,25 @@ int64_t ProductSetupBlocks(const Job& job);
 int64_t ProductStoreBlocks(const Job& job);
 void LaunchProductSetup(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
 void LaunchProductStore(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);
+
+// ---- transport_hessian_weights.cu: the same by float64's matrix units (Hopper) -------------------------------------
+// For jobs with members in modes that BendExactly: their setup, after steps are there as doubles; weights of a chunk of
+// a side's rows, and products of them. Jobs of a launch have the same ranks or splits; `dim`: the largest. Blocks of a
+// member; of a job, none for chunks that it does not have.
+bool BendsExactly(const Job& job, Mode mode);
+int BentItems(const Job& job, int side);  // Job::weight_items, or 0.
+int64_t BentWeightBytes(const Job& job);  // Of a member, for a chunk.
+int64_t StepDoubleBlocks(const Job& job);
+void LaunchStepDoubles(const LaunchTable& table, int64_t blocks, cudaStream_t stream);
+int BentSetupRanks(const Job& job);
+int64_t BentSetupBlocks(const Job& job);
+void LaunchBentSetup(const LaunchTable& table, int64_t blocks, int dim, int ranks, cudaStream_t stream);
+WeightLaunch BentLaunchOf(const Job& job, int side);
+int64_t BentWeightBlocks(const Job& job, int side, int chunk, int splits);
+int64_t BentSumBlocks(const Job& job, int side, int chunk, int ranks);
+void LaunchBentWeights(const LaunchTable& table, int64_t blocks, int dim, int splits, int side, int chunk,
+                       cudaStream_t stream);
+void LaunchBentSums(const LaunchTable& table, int64_t blocks, int ranks, int side, int chunk, cudaStream_t stream);
 
 // ---- transport_hessian_halves.cu, transport_hessian_matrix.cu: the same on Hopper's matrix units ------------------
 // For jobs that HasMatrixKernel: their setup, after steps have been split, and their products, after potentials have

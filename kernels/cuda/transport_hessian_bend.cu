@@ -1,5 +1,6 @@
 // What bends the plan along a direction, P_ij (D_ij - df_i - dg_j): its sums, which the conjugate gradients begin with,
-// and the products in the end. Plain tiles serve every problem: it is done a few times, not every iteration.
+// and the products in the end. Plain tiles, which serve where those of transport_hessian_matrix.cu and
+// transport_hessian_weights.cu do not: it is done a few times, not every iteration.
 //
 //   D_ij = -2 kappa (<dx_i, y_j> + <x_i, dy_j>) of centred points
 //   product_i = 2 kappa (rho_i (x_i - centre of y) + sum_j bent_ij y_j / eps + r_i dx_i - sum_j P_ij dy_j),

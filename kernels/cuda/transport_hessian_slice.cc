@@ -49,10 +49,20 @@ class ProductSlice : private SliceLaunches {
     const Table start = TableOf(set, [](const Job& job) { return job.count * ProductStartBlocks(job); });
     Later(start, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStart(t, blocks, stream()); });
     ForEachMode(set, [this](const Set& of_mode, Mode mode) {
-      const Set plain = Among(of_mode, [mode](const TransportResident& r) { return !HasMatrixKernel(r.job(), mode); });
-      const Table table = TableOf(plain, [](const Job& job) { return job.count * ProductSetupBlocks(job); });
+      const Table table =
+          TableOf(Plain(of_mode, mode), [](const Job& job) { return job.count * ProductSetupBlocks(job); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchProductSetup(t, blocks, mode, stream()); });
     });
+    const Set bent = Bent(set);
+    const Table doubles = TableOf(bent, [](const Job& job) { return job.count * StepDoubleBlocks(job); });
+    Later(doubles, [=](const LaunchTable& t, int64_t blocks) { LaunchStepDoubles(t, blocks, stream()); });
+    for (const auto& [ranks, chosen] :
+         ByKind<int>(bent, [](const TransportResident&r, auto add) { add(BentSetupRanks(r.job())); })) {
+      const Table table = TableOf(chosen, [](const Job& job) { return job.count * BentSetupBlocks(job); });
+      Later(table, [=, dim = LargestDim(chosen), ranks = ranks](const LaunchTable& t, int64_t blocks) {
+        LaunchBentSetup(t, blocks, dim, ranks, stream());
+      });
+    }
     const Set matrix = WithMatrices(set);
     const Table scales = TableOf(matrix, [](const Job& job) { return job.count * StepScaleBlocks(job); });
     Later(scales, [=](const LaunchTable& t, int64_t blocks) { LaunchStepScale(t, blocks, stream()); });
@@ -63,10 +73,20 @@ class ProductSlice : private SliceLaunches {
 
   void Store(const Set& set) {
     ForEachMode(set, [this](const Set& of_mode, Mode mode) {
-      const Set plain = Among(of_mode, [mode](const TransportResident& r) { return !HasMatrixKernel(r.job(), mode); });
-      const Table table = TableOf(plain, [](const Job& job) { return job.count * ProductStoreBlocks(job); });
+      const Table table =
+          TableOf(Plain(of_mode, mode), [](const Job& job) { return job.count * ProductStoreBlocks(job); });
       Later(table, [=](const LaunchTable& t, int64_t blocks) { LaunchProductStore(t, blocks, mode, stream()); });
     });
+    for (int side = 0; side < 2; ++side) {
+      Weighed(
+          Bent(set), side, BentLaunchOf, BentWeightBlocks, BentSumBlocks,
+          [=](const LaunchTable& t, int64_t blocks, int dim, int splits, int chunk) {
+            LaunchBentWeights(t, blocks, dim, splits, side, chunk, stream());
+          },
+          [=](const LaunchTable& t, int64_t blocks, int ranks, int chunk) {
+            LaunchBentSums(t, blocks, ranks, side, chunk, stream());
+          });
+    }
     const Set matrix = WithMatrices(set);
     const Table bounds = TableOf(matrix, [](const Job& job) { return job.count * PotentialBoundBlocks(job); });
     Later(bounds, [=](const LaunchTable& t, int64_t blocks) { LaunchPotentialBound(t, blocks, stream()); });
@@ -74,6 +94,18 @@ class ProductSlice : private SliceLaunches {
     Sphere(set, /*leaving=*/true);
   }
 
+  Set Plain(const Set& of_mode, Mode mode) const {
+    return Among(of_mode, [mode](const TransportResident& r) {
+      return !HasMatrixKernel(r.job(), mode) && !BendsExactly(r.job(), mode);
+    });
+  }
+  Set Bent(const Set& among) const {
+    return Among(among, [](const TransportResident& r) {
+      bool bent = false;
+      AddModes(r, [&](Mode mode) { bent = bent || BendsExactly(r.job(), mode); });
+      return bent;
+    });
+  }
   Set WithMatrices(const Set& among) const {
     return Among(among, [](const TransportResident& r) { return r.Has(kFloat) && HasMatrixKernel(r.job(), kFloat); });
   }

@@ -38,7 +38,7 @@ __device__ void Enter(const Member& member, int measure, int64_t q, int64_t i) {
   const Steps given = GivenSteps(member, measure, q);
   if (given.data == nullptr) return;
   const SpherePoint x = PointAt(member, measure, i);
-  double* out = SphereSteps(member, measure) + (q * job.size[measure] + i) * job.dim;
+  double* out = StepDoublesOf(member, measure) + (q * job.size[measure] + i) * job.dim;
   const double along = WarpSum(job.dim, [&](int k) { return given.At<double>(i * job.dim + k) * x[k]; });
   for (int k = threadIdx.x % 32; k < job.dim; k += 32) {
     out[k] = (given.At<double>(i * job.dim + k) - along * x[k]) / x.length;
@@ -55,7 +55,7 @@ __device__ void Leave(const Member& member, int measure, int64_t q, int64_t i) {
   const double* product = SphereProducts(member, measure) + at;
   const double* g = member.At<double>(job.at.gradient[measure]) + i * dim;
   const Steps given = GivenSteps(member, measure, q);
-  const double* w = SphereSteps(member, measure) + at;
+  const double* w = StepDoublesOf(member, measure) + at;
   const bool moves = given.data != nullptr;
   const double along = WarpSum(dim, [&](int k) { return x[k] * product[k]; });
   const double g_along = WarpSum(dim, [&](int k) { return x[k] * g[k]; });

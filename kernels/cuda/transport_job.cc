@@ -79,6 +79,9 @@ Layout LayoutOf(const Job& job) {
     if (MayHaveHalves(job) && SourceOf(job) == Source::kProducts && HasWideGradient(job) && MakesMeans(job, side)) {
       densities = std::max(densities, WideBytes(job, side));
     }
+    if (WeighsDirections(job, side)) {
+      densities = std::max(densities, job.weight_items[side] * DirectionItemBytes(job, side));
+    }
     if (job.wants_bound) {
       at.bound_psi[side] = part.Take(vector);
       at.bound_log_weight[side] = part.Take(vector);
@@ -115,7 +118,7 @@ Layout LayoutOf(const Job& job) {
     }
   }
   if (MayHaveHalves(job)) densities = std::max({densities, EvenGradientBytes(job), KeptGradientBytes(job)});
-  at.densities = part.Take(densities);
+  at.densities = part.Take(std::max(densities, BentWeightBytes(job)));
   if (IsAccelerated(job)) {
     at.anderson = part.Take(sizeof(AndersonState));
     at.anderson_vectors = part.Take((2 + 2 * kAndersonWindow) * size[1] * static_cast<int64_t>(sizeof(double)));
@@ -145,9 +148,6 @@ Layout LayoutOf(const Job& job) {
 
 }  // namespace
 
-namespace {
-
-// Parts of `tiles` that are soonest done by `at_once` blocks at a time; `beside`: what a part takes else, in tiles.
 int BestSplits(int64_t blocks, int64_t tiles, int64_t at_once, double beside) {
   constexpr int64_t kMostSplits = 64;
   int best = 1;
@@ -161,16 +161,15 @@ int BestSplits(int64_t blocks, int64_t tiles, int64_t at_once, double beside) {
   }
   return best;
 }
+
+namespace {
+
 int ExactSplits(const Job& job, int engine, int side) {
   constexpr int kColumns = 256;  // A tile of few coordinates; two of many.
   constexpr double kBeside = 4;  // A block's beginning and end.
   const int64_t blocks = job.engines * CeilDiv(EngineSize(job, engine, side), kTile);
   return BestSplits(blocks, CeilDiv(EngineSize(job, engine, 1 - side), kColumns), 2 * kProcessors, kBeside);
 }
-
-}  // namespace
-
-namespace {
 
 // Whether iterations of FAST are judged, for which its own densities are too coarse to be held, and would be held if it
 // were STRICT, which takes less time than to sweep it.
@@ -223,6 +222,9 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
   const bool loops = kernels.held && ((MayLoop(job) && (job.streamed || LoopsPoints(job))) || LoopsClouds(job));
   (job.engines == 1 ? job.looped : job.looped_beside) = loops;
   job.framed = FramesExponents(job);
+  for (int side = 0; side < 2; ++side) {
+    job.weight_items[side] = std::max(DirectionItems(job, side), BentItems(job, side));
+  }
   job.at = LayoutOf(job);
   job.at.bytes += ProductBytesOf(job);  // The last part.
   return job;
@@ -301,9 +303,10 @@ double OutputSeconds(const Job& job) {
       seconds += exact ? by_clusters(side, chunks, 3 + 0.09 * dim, 2.7 + 0.06 * dim)
                        : CeilDiv(width, kTile) * by_rows(side, 9.5 + 0.1 * dim, 17 + 0.24 * dim);
     }
-    if (GivesDirections(job, side)) {
-      const double chunks = few ? 1 : CeilDiv(job.dim, kWideRight);
-      seconds += by_clusters(side, chunks, 5 + 0.12 * dim, few ? 4.4 : 8 + 0.067 * dim);
+    if (WeighsDirections(job, side)) {
+      seconds += 4.5e-5 + pairs * (4 + 0.11 * dim);
+    } else if (GivesDirections(job, side)) {
+      seconds += by_clusters(side, 1, 5 + 0.12 * dim, few ? 4.4 : 8 + 0.067 * dim);
     } else if (SourceOf(job) == Source::kDistances && WantsGradient(job, side)) {
       seconds += by_rows(side, 16.5 + 0.18 * dim, 35 + 1.2 * dim);
     } else if (MakesMeans(job, side)) {

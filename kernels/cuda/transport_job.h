@@ -19,6 +19,9 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels);
 // what a block has to do beside them.
 int CloudSplits(int64_t rows, int64_t columns, int dim);
 
+// The same of `tiles` of each of `blocks`, `at_once` of which a device has at once; `beside`: in tiles.
+int BestSplits(int64_t blocks, int64_t tiles, int64_t at_once, double beside);
+
 // Of one iteration of all members that is not held, launches left out.
 double IterationSeconds(const Job& job);
 

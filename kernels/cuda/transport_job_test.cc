@@ -40,8 +40,8 @@ TEST(TransportJobTest, OutputsArePredictedAsMeasured) {
                   {10000, 128, kLinear, 0.933},   {1000, 64, kBound, 0.174},     {4000, 3, kBound, 0.246},
                   {10000, 64, kBound, 2.45},      {1000, 3, kSparse, 0.0542},    {4000, 128, kSparse, 0.811},
                   {2000, 64, kProducts, 0.105},   {10000, 128, kProducts, 2.03}, {10000, 64, kWideProducts, 4.06},
-                  {10000, 3, kWideProducts, 3.7}, {1000, 3, kDistances, 0.0477}, {4000, 64, kDistances, 0.767},
-                  {10000, 128, kDistances, 12.9}};
+                  {10000, 3, kWideProducts, 3.7}, {1000, 3, kDistances, 0.0477}, {3000, 64, kDistances, 0.224},
+                  {10000, 128, kDistances, 3.39}, {10000, 512, kDistances, 11.1}};
   for (const auto& of : measured) {
     double number = 0;
     const OutputView some = {DType::kFloat32, &number};

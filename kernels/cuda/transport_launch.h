@@ -210,7 +210,7 @@ void LaunchCloudLoop(const LaunchTable& table, int64_t problems, const CloudLoop
 int64_t ApplyBlocks(const Job& job, int side);
 void LaunchApply(const LaunchTable& table, int64_t blocks, Source source, Mode mode, int side, cudaStream_t stream);
 
-// ---- transport_exact_apply.cu: right-hand sides of jobs that MultipliesDoubles; directions of those that have some --
+// ---- transport_exact_apply.cu: right-hand sides of jobs that MultipliesDoubles; directions but of WeighsDirections --
 // Jobs of one launch have the same ExactApplyLaunchOf, `any` of which says whether there is something; `dim`: the
 // largest. Blocks of a job. Directions are of members of any mode.
 struct ExactApplyLaunch {
@@ -226,6 +226,22 @@ ExactApplyLaunch ExactApplyLaunchOf(const Job& job, Mode mode, int side);
 int64_t ExactApplyBlocks(const Job& job, const ExactApplyLaunch& of, Mode mode, int side);
 void LaunchExactApply(const LaunchTable& table, int64_t blocks, const ExactApplyLaunch& of, int dim, Mode mode,
                       int side, cudaStream_t stream);
+
+// ---- transport_weights.cu: directions of jobs that WeighsDirections, a chunk of rows after the other ---------------
+// Weights, then sums of points by them. Jobs of one launch have the same splits, or ranks; `dim`: the largest. Blocks
+// of a job, none for chunks that it does not have.
+struct WeightLaunch {
+  int chunks;  // 0: there is nothing.
+  int splits;  // Parts of the columns that blocks make weights of;
+  int ranks;   // blocks of a cluster, which add up what is multiplied by them.
+};
+int DirectionItems(const Job& job, int side);  // Job::weight_items, or 0.
+WeightLaunch DirectionLaunchOf(const Job& job, int side);
+int64_t DirectionWeightBlocks(const Job& job, int side, int chunk, int splits);
+int64_t DirectionSumBlocks(const Job& job, int side, int chunk, int ranks);
+void LaunchDirectionWeights(const LaunchTable& table, int64_t blocks, int dim, int splits, int side, int chunk,
+                            cudaStream_t stream);
+void LaunchDirectionSums(const LaunchTable& table, int64_t blocks, int ranks, int side, int chunk, cudaStream_t stream);
 
 // By which exact tiles (transport_exact_tiles.cuh) outputs are made. Jobs of one launch agree.
 enum class Exact : int { kNone, kFew, kMany };

@@ -148,6 +148,29 @@ class SliceLaunches {
     return dim;
   }
 
+  // Weights and what is multiplied by them (transport_weights.cuh), a chunk of a side's rows after the other: how, by
+  // the first three, as transport_launch.h's; weigh(table, blocks, dim, splits, chunk) and
+  // add(table, blocks, ranks, chunk).
+  template <typename LaunchOf, typename WeightBlocks, typename SumBlocks, typename Weigh, typename Add>
+  void Weighed(const Set& set, int side, LaunchOf launch_of, WeightBlocks weight_blocks, SumBlocks sum_blocks,
+               Weigh weigh, Add add) {
+    const auto kinds = ByKind<std::pair<int, int>>(set, [=](const TransportResident& r, auto add_kind) {
+      const WeightLaunch launch = launch_of(r.job(), side);
+      if (launch.chunks > 0) add_kind({launch.splits, launch.ranks});
+    });
+    for (const auto& [kind, jobs] : kinds) {
+      const int splits = kind.first, ranks = kind.second, dim = LargestDim(jobs);
+      int chunks = 0;
+      for (int k : jobs) chunks = std::max(chunks, launch_of(residents_[k]->job(), side).chunks);
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        Later(TableOf(jobs, [=](const Job& job) { return weight_blocks(job, side, chunk, splits); }),
+              [=](const LaunchTable& t, int64_t blocks) { weigh(t, blocks, dim, splits, chunk); });
+        Later(TableOf(jobs, [=](const Job& job) { return sum_blocks(job, side, chunk, ranks); }),
+              [=](const LaunchTable& t, int64_t blocks) { add(t, blocks, ranks, chunk); });
+      }
+    }
+  }
+
   LaunchContext* context() const { return context_; }
   double slice_seconds() const { return slice_seconds_; }
   const std::vector<TransportResident*>& residents() const { return residents_; }

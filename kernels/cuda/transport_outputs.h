@@ -22,6 +22,7 @@ class OutputLaunches : protected SliceLaunches {
   void MakeOutputs(const Set& set) {
     Apply(set);
     ExactApply(set);
+    WeighedDirections(set);
     Linear(set);
     ExactGradients(set);
     KeptGradients(set);
@@ -95,6 +96,19 @@ class OutputLaunches : protected SliceLaunches {
       Later(table, [=](const LaunchTable& t, int64_t blocks) {
         LaunchExactApply(t, blocks, launch, dim, mode, side, stream());
       });
+    }
+  }
+
+  void WeighedDirections(const Set& set) {
+    for (int side = 0; side < 2; ++side) {
+      Weighed(
+          set, side, DirectionLaunchOf, DirectionWeightBlocks, DirectionSumBlocks,
+          [=](const LaunchTable& t, int64_t blocks, int dim, int splits, int chunk) {
+            LaunchDirectionWeights(t, blocks, dim, splits, side, chunk, stream());
+          },
+          [=](const LaunchTable& t, int64_t blocks, int ranks, int chunk) {
+            LaunchDirectionSums(t, blocks, ranks, side, chunk, stream());
+          });
     }
   }
 

@@ -82,7 +82,8 @@ struct RightSide {
   int width;             // Of the side: numbers of a row.
   int first;             // Of the chunk.
   const double* points;  // Or null:
-  TensorView view;
+  DType dtype;
+  const void* data;
   int64_t base;
 
   // Chunk `chunk` of those of `side`.
@@ -100,9 +101,11 @@ struct RightSide {
   __device__ void Find(const Member& member, int side, int other) {
     const Job& job = member.job;
     points = what == Right::kPoints ? member.At<double>(job.at.points64[other]) : nullptr;
-    if (what == Right::kGiven) view = side == 0 ? job.in.y : job.in.x;
-    if (what == Right::kVectors) view = side == 0 ? job.in.v : job.in.u;
-    base = what == Right::kPoints || view.shared ? 0 : member.index * job.size[other] * width;
+    const TensorView& view =
+        what == Right::kVectors ? (side == 0 ? job.in.v : job.in.u) : (side == 0 ? job.in.y : job.in.x);
+    dtype = view.dtype;
+    data = view.data;
+    base = view.shared ? 0 : member.index * job.size[other] * width;
   }
   // Entry k of the chunk in row j. Points as given are seen from their first row.
   template <typename T>
@@ -110,10 +113,10 @@ struct RightSide {
     if (first + k >= width) return 0;
     const int64_t i = j * width + first + k;
     if (points != nullptr) return static_cast<T>(points[i]);
-    if (what == Right::kGiven) return static_cast<T>(LoadDouble(view.dtype, view.data, base + i) - FirstRow(k));
-    return LoadAs<T>(view.dtype, view.data, base + i);
+    if (what == Right::kGiven) return static_cast<T>(LoadDouble(dtype, data, base + i) - FirstRow(k));
+    return LoadAs<T>(dtype, data, base + i);
   }
-  __device__ double FirstRow(int k) const { return LoadDouble(view.dtype, view.data, base + first + k); }
+  __device__ double FirstRow(int k) const { return LoadDouble(dtype, data, base + first + k); }
 };
 
 // Stores entry k of the chunk of row i's product, `value`; `mass`: the row's. `term`: 1: of debiased problems' plan

@@ -479,7 +479,7 @@ __host__ __device__ inline bool WantsGradient(const Job& job, int side) {
 __host__ __device__ inline const OutputView& ProjectionOf(const Job& job, int side) {
   return side == 0 ? job.out.projection_x : job.out.projection_y;
 }
-// Whether transport_exact_apply.cu makes a side's gradients of |x - y|.
+// Whether transport_exact_apply.cu, or transport_weights.cu, makes a side's gradients of |x - y|.
 __host__ __device__ inline bool GivesDirections(const Job& job, int side) {
   return job.hopper && SourceOf(job) == Source::kDistances && job.precision != Precision::kDouble &&
          GradientOf(job, side).data != nullptr;
@@ -487,6 +487,18 @@ __host__ __device__ inline bool GivesDirections(const Job& job, int side) {
 // Numbers of a row in a chunk of right-hand sides (transport_exact_apply.cu): of few coordinates, or where no more are
 // wanted; else.
 constexpr int kNarrowRight = 8, kWideRight = 32;
+// Weights of kTile rows (an item) and so many columns, which are made once, a chunk of rows after the other, for all
+// numbers of right-hand sides (transport_weights.cuh).
+__host__ __device__ inline int64_t WeightColumnBytes(int columns) {
+  return CeilDiv(columns, kManyColumns) * kManyColumns * kTile * static_cast<int64_t>(sizeof(float));
+}
+// Whether directions are made so: where they would take chunks else. An item's bytes.
+__host__ __device__ inline bool WeighsDirections(const Job& job, int side) {
+  return GivesDirections(job, side) && job.dim > kWideRight;
+}
+__host__ __device__ inline int64_t DirectionItemBytes(const Job& job, int side) {
+  return WeightColumnBytes(job.size[1 - side]) + (job.engines > 1 ? WeightColumnBytes(job.size[side]) : 0);
+}
 // Projections of cosines are of other points: RightSide (transport_plan.cuh).
 __host__ __device__ inline bool ProjectsMeans(const Job& job, int side) {
   return ProjectionOf(job, side).data != nullptr && !IsCosine(job);

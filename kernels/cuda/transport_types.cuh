@@ -110,6 +110,7 @@ struct alignas(16) Job {
   bool lean;                  // In no other way, unless the data need more than float32.
   int8_t cloud_splits[3][2];  // [engine][side], for Geometry::kCloud
   int8_t exact_splits[3][2];  // and kExact.
+  int32_t weight_items[2];    // [side]: of a chunk of weights; transport_weights.cuh
   bool odd_before;            // Whether an odd number of passes came before this slice.
   Precision precision;
   TransportInputs in;  // kappa: of any cost of points.

@@ -102,6 +102,24 @@ TEST_P(HessianTest, Debiased) {
   }
 }
 
+// More coordinates than a GPU multiplies as halves; more columns than a block takes at once; clouds that move alone.
+TEST_P(HessianTest, ManyCoordinates) {
+  const double shapes[][4] = {{40, 150, 100, 10}, {30, 70, 3, 0.2}, {70, 25, 20, 2}};
+  for (const auto& [n, m, dim, epsilon] : shapes) {
+    for (PointCost cost : kCosts) {
+      for (int moving = 1; moving <= 3; ++moving) {  // Bit 0: x, bit 1: y.
+        Transport problem = Clouds(cost, n, m, dim, cost == PointCost::kCosine ? 0.1 : epsilon, 140);
+        if (moving == 2) problem.solver.rho_a = problem.solver.epsilon;
+        Case c = CaseWith(problem, Precision::kStrict, moving == 3 ? 2 : 1, 141);
+        c.solver().debias = moving != 2;
+        if ((moving & 1) == 0) c.direction_x = Tensor();
+        if ((moving & 2) == 0) c.direction_y = Tensor();
+        ExpectProducts(c, absl::StrCat(n, " x ", m, " d ", dim, " cost ", static_cast<int>(cost), " moving ", moving));
+      }
+    }
+  }
+}
+
 TEST_P(HessianTest, Preconditioners) {
   int32_t iterations[3];
   for (Preconditioner preconditioner : {Preconditioner::kNone, Preconditioner::kJacobi, Preconditioner::kNeumann}) {
@@ -164,19 +182,21 @@ TEST_P(HessianTest, MembersAreAsAlone) {
   if (GetParam() != "cuda") GTEST_SKIP() << "as the test before";
   for (PointCost cost : kCosts) {
     for (int64_t count : {1, 5}) {
-      Case c = CaseWith(Clouds(cost, 260, 610, 40, 2, 55), Precision::kStrict, count, 56);
-      c.problem.count = 3;
-      c.x = Tensor::Of(Random(57).Uniforms(3 * 260 * 40, 0, 1), DType::kFloat64);
-      c.y = Tensor::Shared(c.y.values(), DType::kFloat64);
-      c.a = Tensor::Shared(c.a.values(), DType::kFloat64);
-      c.b = Tensor::Shared(c.b.values(), DType::kFloat64);
-      c.direction_x = Tensor::Shared(c.direction_x.values(), DType::kFloat64);
-      c.direction_y = Tensor::Shared(c.direction_y.values(), DType::kFloat64);
-      const Answer batch = SolveAlone(backend(), c);
-      for (int64_t index = 0; index < 3; ++index) {
-        const Answer alone = SolveAlone(backend(), MemberCase(c, index));
-        EXPECT_EQ(batch.hessian_x.member(index, 3), alone.hessian_x.values());
-        EXPECT_EQ(batch.hessian_y.member(index, 3), alone.hessian_y.values());
+      for (int64_t dim : {40, 100}) {
+        Case c = CaseWith(Clouds(cost, 260, 610, dim, 0.05 * dim, 55), Precision::kStrict, count, 56);
+        c.problem.count = 3;
+        c.x = Tensor::Of(Random(57).Uniforms(3 * 260 * dim, 0, 1), DType::kFloat64);
+        c.y = Tensor::Shared(c.y.values(), DType::kFloat64);
+        c.a = Tensor::Shared(c.a.values(), DType::kFloat64);
+        c.b = Tensor::Shared(c.b.values(), DType::kFloat64);
+        c.direction_x = Tensor::Shared(c.direction_x.values(), DType::kFloat64);
+        c.direction_y = Tensor::Shared(c.direction_y.values(), DType::kFloat64);
+        const Answer batch = SolveAlone(backend(), c);
+        for (int64_t index = 0; index < 3; ++index) {
+          const Answer alone = SolveAlone(backend(), MemberCase(c, index));
+          EXPECT_EQ(batch.hessian_x.member(index, 3), alone.hessian_x.values());
+          EXPECT_EQ(batch.hessian_y.member(index, 3), alone.hessian_y.values());
+        }
       }
     }
   }
