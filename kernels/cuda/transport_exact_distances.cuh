@@ -24,18 +24,6 @@ struct Norms {
   __device__ double operator()(int i) const { return factor * norm2[min(i, count - 1)]; }
 };
 
-// |x_i - y_j|^2.
-__device__ inline double SquareAnew(const ExactSides& sides, int row, int j) {
-  const double* x = sides.x + int64_t{min(sides.first_row + row, sides.rows - 1)} * sides.dim;
-  const double* y = sides.y + int64_t{min(j, sides.columns - 1)} * sides.dim;
-  double sum = 0;
-  for (int k = 0; k < sides.dim; ++k) {
-    const double difference = x[k] - y[k];
-    sum = fma(difference, difference, sum);
-  }
-  return sum;
-}
-
 template <typename Tiles>
 class Distances {
  public:
@@ -148,7 +136,14 @@ class Distances {
     return square > 0 ? Weight(fmax(square, 1e-300), exponent) : 0;
   }
   __device__ double SquareAnew(int r, int j) const {
-    return terms_.scale * terms_.scale * cuda::SquareAnew(sides_, Tiles::Row(r), j);
+    const double* x = sides_.x + int64_t{min(sides_.first_row + Tiles::Row(r), sides_.rows - 1)} * sides_.dim;
+    const double* y = sides_.y + int64_t{min(j, sides_.columns - 1)} * sides_.dim;
+    double sum = 0;
+    for (int k = 0; k < sides_.dim; ++k) {
+      const double difference = x[k] - y[k];
+      sum = fma(difference, difference, sum);
+    }
+    return terms_.scale * terms_.scale * sum;
   }
 
   const ExactSides& sides_;

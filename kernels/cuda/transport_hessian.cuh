@@ -102,10 +102,13 @@ __host__ __device__ inline int64_t StepHalvesBytes(const Job& job) {
   const int64_t count = job.in.hessian.count;
   return MayHaveStepHalves(job) ? ScaleBytes(job) + count * (HalvesBytes(job, 0) + HalvesBytes(job, 1)) : 0;
 }
+__host__ __device__ inline const TensorView& DirectionOf(const Job& job, int measure) {
+  return measure == 0 ? job.in.hessian.x : job.in.hessian.y;
+}
 // Steps as doubles, double[count, size, dim], of x and of y, where exact tiles take them; of cosines, those on the unit
-// sphere, and products there: transport_hessian_sphere.cu.
+// sphere, and products there, of whatever moves: transport_hessian_sphere.cu.
 __host__ __device__ inline int64_t StepDoubles(const Job& job, int measure) {
-  const bool kept = IsCosine(job) || MultipliesDoubles(job);
+  const bool kept = IsCosine(job) || (MultipliesDoubles(job) && DirectionOf(job, measure).data != nullptr);
   return kept ? job.in.hessian.count * job.size[measure] * job.dim : 0;
 }
 __host__ __device__ inline int64_t StepBytes(const Job& job) {
@@ -153,9 +156,6 @@ __device__ inline ProductVectors VectorsOf(const Member& member, int engine) {
 
 // ---- Directions ---------------------------------------------------------------------------------------------------
 
-__host__ __device__ inline const TensorView& DirectionOf(const Job& job, int measure) {
-  return measure == 0 ? job.in.hessian.x : job.in.hessian.y;
-}
 __host__ __device__ inline const OutputView& ProductOf(const Job& job, int measure) {
   return measure == 0 ? job.out.hessian_x : job.out.hessian_y;
 }

@@ -151,7 +151,7 @@ template <int kPlanes, int kColumns>
 __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable table, int ranks) {
 #if SINKHORN_HOPPER
   __shared__ CloudContext c;
-  __shared__ ProductVectors v;
+  __shared__ ProductVectors v[2];  // Of the plans that products are made of.
   alignas(16) __shared__ ColumnNumbers numbers;
   alignas(8) __shared__ uint64_t full[2][2];
   const BlockWork found = FindWork(table, blockIdx.x);
@@ -169,9 +169,9 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable tab
 #pragma unroll 1
   for (int t = 0; t < terms; ++t) {
     const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
-    BeginPass<kPlanes>(member, RowBlock{work.member, engine, work.block, rank, ranks}, pass_side, &c, &v, full[t]);
-    Bends<kPlanes, kColumns> bends(member, c, v, pass_side, work.q, false, true, numbers, full[t]);
-    const double bent_scale = BentScale(member, v, work.q), sign = t == 0 ? 1 : -1;
+    BeginPass<kPlanes>(member, RowBlock{work.member, engine, work.block, rank, ranks}, pass_side, &c, &v[t], full[t]);
+    Bends<kPlanes, kColumns> bends(member, c, v[t], pass_side, work.q, false, true, numbers, full[t]);
+    const double bent_scale = BentScale(member, v[t], work.q), sign = t == 0 ? 1 : -1;
     float bent_weight[2], weight[2];
     for (int row = 0; row < 2; ++row) {
       const double all = sign * bends.mass[row] * unscale;
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable tab
         const int k = e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2;
         if (i >= job.size[side] || k >= job.dim) return;
         const double step = own.data != nullptr ? own.At<double>(i * job.dim + k) : 0;
-        double product = sum + ProductOfRow(member, VectorsOf(member, 0), 0, side, work.q, i, k, step);
-        if (terms > 1) product -= ProductOfRow(member, VectorsOf(member, 1 + side), 1 + side, 0, work.q, i, k, step);
+        double product = sum + ProductOfRow(member, v[0], 0, side, work.q, i, k, step);
+        if (terms > 1) product -= ProductOfRow(member, v[1], 1 + side, 0, work.q, i, k, step);
         StoreProduct(member, side, work.q, i, k, 2 * job.in.kappa * product);
       });
 #endif

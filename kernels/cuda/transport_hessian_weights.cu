@@ -308,6 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1) BentWeightsKernel(LaunchTable tab
 __global__ void __launch_bounds__(kSumThreads, 1) BentSumsKernel(LaunchTable table, int side, int chunk, int ranks) {
 #if SINKHORN_HOPPER
   __shared__ WeightSegments segments;
+  __shared__ ProductVectors v[2];  // Of the plans that products are made of.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
   const SumWork of = SumWork::Find(job, side, ItemsOf(job, side), chunk, work.block, ranks);
@@ -321,6 +322,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) BentSumsKernel(LaunchTable tab
     for (int t = 0; t < terms; ++t) {
       const PlanSide plan = PlanSide::Term(side, t);
       const int columns = job.size[plan.other];
+      v[t] = VectorsOf(member, plan.engine);
       weights = segments.Add(weights, member.At<double>(job.at.points64[plan.other]), columns);
       if (!plan.others_move(job)) continue;
       weights = segments.Add(weights, StepDoublesOf(member, plan.other) + q * columns * job.dim, columns);
@@ -336,8 +338,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) BentSumsKernel(LaunchTable tab
                        double product = member.mass(side)[i] * value;
                        for (int t = 0; t < terms; ++t) {
                          const PlanSide plan = PlanSide::Term(side, t);
-                         const ProductVectors v = VectorsOf(member, plan.engine);
-                         const double rest = ProductOfRow(member, v, plan.engine, plan.side, q, i, k, step);
+                         const double rest = ProductOfRow(member, v[t], plan.engine, plan.side, q, i, k, step);
                          product += t == 0 ? rest : -rest;
                        }
                        StoreProduct(member, side, q, i, k, 2 * job.in.kappa * product);
@@ -345,10 +346,10 @@ __global__ void __launch_bounds__(kSumThreads, 1) BentSumsKernel(LaunchTable tab
 #endif
 }
 
-// As if all points moved. Clouds that halves serve, but for members in kMixed, have less memory.
+// Clouds that halves serve, but for members in kMixed, have less memory.
 WeightShape ShapeOf(const Job& job, int side) {
   const int terms = TermsOf(job, side), columns = terms > 1 ? std::max(job.size[0], job.size[1]) : job.size[1 - side];
-  return {ItemsOf(job, side), ItemBytes(job, side), 2 * terms * CeilDiv(columns, kManyColumns), terms,
+  return {ItemsOf(job, side), ItemBytes(job, side), terms, CeilDiv(columns, kManyColumns),
           MayHaveStepHalves(job) ? kWeightBytesMost / 4 : kWeightBytesMost};
 }
 

@@ -19,8 +19,7 @@ __host__ __device__ int64_t ItemsOf(const Job& job, int side) {
 }
 WeightShape ShapeOf(const Job& job, int side) {
   const int terms = TermsOf(job), columns = terms > 1 ? std::max(job.size[0], job.size[1]) : job.size[1 - side];
-  return {ItemsOf(job, side), DirectionItemBytes(job, side), terms * CeilDiv(columns, kManyColumns), terms,
-          kWeightBytesMost};
+  return {ItemsOf(job, side), DirectionItemBytes(job, side), terms, CeilDiv(columns, kManyColumns), kWeightBytesMost};
 }
 
 #if SINKHORN_HOPPER

@@ -35,12 +35,14 @@ __host__ __device__ inline int64_t ItemsOfChunk(const Job& job, int side, int64_
   return left < 0 ? 0 : left < items ? left : items;
 }
 
-// A side's weights: all items, bytes and tiles of each, and plans that it is made of; what memory a job's may take,
-// which more coordinates may exceed.
+// A side's weights: all items, bytes of each, plans that it is made of, and tiles of the longest; what memory a job's
+// may take, which more coordinates may exceed.
 struct WeightShape {
-  int64_t all, item_bytes, tiles;
-  int terms;
-  int64_t bytes_most;
+  int64_t all, item_bytes;
+  int plans;
+  int64_t plan_tiles, bytes_most;
+  // Of an item, to be added up.
+  int64_t tiles() const { return item_bytes / WeightColumnBytes(kManyColumns); }
 };
 constexpr int64_t kWeightBytesMost = int64_t{256} << 20;
 // How long it takes to add up what weights multiply, in tiles, on an H200, which has so many clusters of four blocks at
@@ -51,7 +53,7 @@ inline int64_t TilesToAdd(const Job& job, const WeightShape& of, int64_t count, 
   const int64_t blocks = count * WeightGroups(job.dim).groups * ranks;  // Of an item of each.
   const int64_t whole = of.all / items, left = of.all - whole * items;
   const int64_t waves = whole * CeilDiv(items * blocks, at_once) + CeilDiv(left * blocks, at_once);
-  return waves * (CeilDiv(of.tiles, ranks) + kBeside) + CeilDiv(of.all, items) * kBesideChunk;
+  return waves * (CeilDiv(of.tiles(), ranks) + kBeside) + CeilDiv(of.all, items) * kBesideChunk;
 }
 // Items of chunks that take the least time, in no more memory than so many bytes for each coordinate, or than a job's
 // may take.
@@ -71,7 +73,7 @@ inline int64_t BestItems(const Job& job, const WeightShape& of, int64_t count, i
 inline int WeightRanks(const Job& job, const WeightShape& of) {
   int best = 1;
   int64_t least = 0;
-  for (int ranks = 1; ranks <= kPortableRanks && (ranks == 1 || 4 * ranks <= of.tiles); ranks *= 2) {
+  for (int ranks = 1; ranks <= kPortableRanks && (ranks == 1 || 4 * ranks <= of.tiles()); ranks *= 2) {
     const int64_t time = TilesToAdd(job, of, 1, BestItems(job, of, 1, ranks), ranks);
     if (ranks > 1 && time >= least) continue;
     best = ranks;
@@ -87,8 +89,8 @@ inline int WeightItems(const Job& job, const WeightShape& of) {
 inline WeightLaunch WeightLaunchOf(const Job& job, int side, const WeightShape& of, int at_once) {
   if (of.all == 0) return {0, 0, 0};
   const int64_t items = job.weight_items[side];
-  return {static_cast<int>(CeilDiv(of.all, items)),
-          BestSplits(job.count * items * of.terms, of.tiles / of.terms, at_once, 1), WeightRanks(job, of)};
+  return {static_cast<int>(CeilDiv(of.all, items)), BestSplits(job.count * items * of.plans, of.plan_tiles, at_once, 1),
+          WeightRanks(job, of)};
 }
 
 #if SINKHORN_HOPPER

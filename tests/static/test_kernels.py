@@ -53,6 +53,7 @@ HOT = {
     "transport_gradient_kept.cu": ("KeptGradientKernel", 3),
     "transport_gradient_wide.cu": ("DensityKernel|WideGradientKernel", 5),
     "transport_hessian_cloud.cu": ("CloudSweepKernelILi2", 6),  # STRICT; of FAST one spills a register.
+    "transport_hessian_matrix.cu": ("Matrix(Setup|Store)Kernel", 12),
     "transport_hessian_weights.cu": ("BentSetupKernel|BentWeightsKernel", 2),
     # Up to 512 columns: 1,024 fill all there is; blocks of 64, six of which share a processor, spill a few registers.
     "transport_on_chip.cu": ("OnChipKernelILNS0_6SourceE[02]ELi[248]E", 6),
