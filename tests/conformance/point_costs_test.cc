@@ -242,15 +242,19 @@ TEST_P(PointCostsTest, FullRowsWithoutMass) {
 
 // Distances near zero, where a product would leave nothing of them; coincident points pull nowhere.
 TEST_P(PointCostsTest, NearAndCoincidentPoints) {
-  Transport problem = Clouds(PointCost::kEuclidean, 40, 40, 3, 1e-3, 80);
-  problem.y = problem.x;
-  problem.b = problem.a;
-  Check(problem, 6, "y = x");
-  for (double& y : problem.y) y = static_cast<float>(y + 1e-4);
-  Check(problem, 6, "y near x");
-  for (double& x : problem.x) x = 300.25;
-  problem.y = problem.x;
-  Check(problem, 6, "all in one place");
+  for (int64_t dim : {3, 20, 70}) {
+    SCOPED_TRACE(absl::StrCat("d ", dim));
+    const int64_t n = dim == 3 ? 40 : 150;
+    Transport problem = Clouds(PointCost::kEuclidean, n, n, dim, 1e-3, 80);
+    problem.y = problem.x;
+    problem.b = problem.a;
+    Check(problem, 6, "y = x");
+    for (double& y : problem.y) y = static_cast<float>(y + 1e-4);
+    Check(problem, 6, "y near x");
+    for (double& x : problem.x) x = 300.25;
+    problem.y = problem.x;
+    Check(problem, 6, "all in one place");
+  }
 }
 
 TEST_P(PointCostsTest, Debiased) {
