@@ -260,7 +260,8 @@ void AnySolver(uint64_t seed, Case* c) {
 Case AnyHessian(uint64_t seed) {
   Random random(seed);
   const int largest = std::min(60, absl::GetFlag(FLAGS_largest));  // The oracle solves dense systems.
-  Transport problem = RandomClouds(AnySize(&random, largest), AnySize(&random, largest), AnySize(&random, 40), 1, seed);
+  Transport problem =
+      RandomClouds(AnySize(&random, largest), AnySize(&random, largest), AnySize(&random, 150), 1, seed);
   // Cosines on a line have no slope, and dots far from the origin no relaxed solution that numbers hold.
   const PointCost costs[] = {PointCost::kSquaredEuclidean, PointCost::kNegativeDot, PointCost::kCosine};
   problem.point_cost = costs[random.Integer(0, problem.dim > 1 ? 2 : 1)];
