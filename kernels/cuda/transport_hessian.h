@@ -35,7 +35,8 @@ void LaunchProductStep(const LaunchTable& table, int64_t blocks, cudaStream_t st
 void LaunchProductReport(const LaunchTable& table, ProductReport* reports, cudaStream_t stream);
 
 // ---- transport_hessian_bend.cu: what bends the plan ---------------------------------------------------------------
-// Right-hand sides and the diagonal of S; the products, where all directions of a member are done.
+// Right-hand sides and the diagonal of S; the products, where all directions of a member are done. Of members in modes
+// that neither BendExactly nor HasMatrixKernel.
 int64_t ProductSetupBlocks(const Job& job);
 int64_t ProductStoreBlocks(const Job& job);
 void LaunchProductSetup(const LaunchTable& table, int64_t blocks, Mode mode, cudaStream_t stream);

@@ -86,7 +86,8 @@ struct Layout {
   int64_t row_mass;          // double[n, OutputSplits]: of entries found; sparse plans
   int64_t row_counts;        // int[n, OutputSplits]: likewise, their numbers; then the first's place in its row
   int64_t bound_psi[2], bound_log_weight[2], bound_lack[2], bound_partial, bound_stats;
-  int64_t densities;  // Of a chunk of rows, as matrix fragments (transport_gradient_wide.cu), or sums (.._even.cu)
+  int64_t densities;  // Of a chunk of rows, as matrix fragments (transport_gradient_wide.cu), or sums (.._even.cu);
+                      // weights (transport_weights.cuh)
   int64_t bytes;      // Of a member.
 };
 
