@@ -204,6 +204,7 @@ __device__ void AddReport(const JobReport& p, JobReport* r) {
   r->crossing += p.crossing;
   r->modes |= p.modes;
   r->iterations = max(r->iterations, p.iterations);
+  r->fewest = min(r->fewest, p.fewest);
   if (r->diverged < 0 && p.diverged >= 0) r->diverged = p.diverged, r->diverged_iterations = p.diverged_iterations;
   for (int side = 0; side < 2; ++side) r->error[side] = fmax(r->error[side], p.error[side]);
   const bool cut = r->reason == static_cast<int>(StopReason::kTimeBudget);
@@ -215,7 +216,7 @@ __device__ void AddReport(const JobReport& p, JobReport* r) {
 __device__ void StoreReport(const Job& job, JobReport* report) {
   __shared__ JobReport parts[kThreads];
   AwaitKernelBefore();
-  const JobReport none = {0, 0, 0, 0, 0, 1, -1, {0, 0}, -1, 0};
+  const JobReport none = {0, 0, 0, 0, 0, INT32_MAX, 1, -1, {0, 0}, -1, 0};
   JobReport r = none;
   const int64_t each = CeilDiv(job.count, kThreads);
   const int64_t last = min(job.count, (threadIdx.x + 1) * each);
@@ -227,6 +228,7 @@ __device__ void StoreReport(const Job& job, JobReport* report) {
     for (int e = 0; e < job.engines; ++e) {
       const EngineState& s = *member.state(e);
       of_member.running += s.stopped ? 0 : 1;
+      if (!s.stopped) of_member.fewest = min(of_member.fewest, s.iterations);
       of_member.looping += s.stopped || s.fallen || s.mode != kFloat ? 0 : 1;
       if (e == 0) of_member.crossing = of_member.looping;
       of_member.modes |= 1 << s.mode | 1 << ModeAt(s, job.solver.epsilon);

@@ -232,10 +232,11 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
 
 namespace {
 
-// An iteration that is held, of a member, by a whole H200; where rows are read again.
-double HeldSeconds(const Job& job) {
-  constexpr double kSeconds = 8e-6, kReadingSeconds = 14e-6;
-  return (HeldReads(job) ? kReadingSeconds : kSeconds) * HeldBlocks(job) / kProcessors;
+// Members that an H200 holds at once, and an iteration of them; where rows are read again.
+int64_t HeldAtOnce(const Job& job) { return kProcessors / HeldBlocks(job); }
+double HeldRoundSeconds(const Job& job) {
+  constexpr double kSeconds = 8e-6, kLeastSeconds = 4.5e-6, kReadingSeconds = 14e-6;
+  return HeldReads(job) ? kReadingSeconds : kLeastSeconds + (kSeconds - kLeastSeconds) * HeldBlocks(job) / kProcessors;
 }
 // A looped one, of a member.
 double LoopSeconds(Job job) {
@@ -246,6 +247,10 @@ double LoopSeconds(Job job) {
 
 }  // namespace
 
+double HeldIterationSeconds(const Job& job, int64_t members) {
+  return CeilDiv(members, HeldAtOnce(job)) * HeldRoundSeconds(job);
+}
+
 int LoopChunk(const Job& job) {
   constexpr double kSeconds = 4e-3;
   return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / LoopSeconds(job))));
@@ -255,14 +260,16 @@ double TogetherSeconds(const Job& job) {
   constexpr int kUsual = 128, kUsualOfLoops = 64;  // Iterations, where there is a tolerance.
   const bool judged = job.solver.tolerance > 0;
   const int most = job.solver.max_iterations;
-  if (job.held) return std::min(most, judged ? kUsual : kHeldIterationsMost) * HeldSeconds(job);
+  if (job.held) {
+    return std::min(most, judged ? kUsual : kHeldIterationsMost) * HeldRoundSeconds(job) / HeldAtOnce(job);
+  }
   if (!job.looped && !job.looped_beside) return 0;
   return std::min({most, LoopChunk(job), judged ? kUsualOfLoops : most}) * LoopSeconds(job);
 }
 
 int64_t TurnMembers(const Job& job, double slice_seconds) {
   if (!(job.held || job.looped || job.looped_beside)) return job.count;
-  const int64_t at_once = job.held ? kProcessors / HeldBlocks(job) : 1;
+  const int64_t at_once = job.held ? HeldAtOnce(job) : 1;
   const double rounds = std::max(1.0, slice_seconds / (at_once * TogetherSeconds(job)));
   return rounds * at_once < job.count ? static_cast<int64_t>(rounds) * at_once : job.count;
 }
@@ -272,7 +279,7 @@ double SolveSeconds(const Job& job) {
   const int64_t held =
       job.held && job.engines == 1 ? std::min<int64_t>(most, kHeldIterationsMost * HeldLaunches(job)) : 0;
   double seconds = (most - held) * (IterationSeconds(job) + 2 * kLaunchSeconds);
-  return held > 0 ? seconds + held * job.count * HeldSeconds(job) : seconds;
+  return held > 0 ? seconds + held * HeldIterationSeconds(job, job.count) : seconds;
 }
 
 double OutputSeconds(const Job& job) {

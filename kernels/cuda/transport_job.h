@@ -25,6 +25,9 @@ int BestSplits(int64_t blocks, int64_t tiles, int64_t at_once, double beside);
 // Of one iteration of all members that is not held, launches left out.
 double IterationSeconds(const Job& job);
 
+// Of one that is held, of so many members.
+double HeldIterationSeconds(const Job& job, int64_t members);
+
 // Iterations of a looped job's launch: by its members' shape alone. Iterations go on with floats, which potentials
 // between two launches are not, so that their number must not depend on who else is there.
 int LoopChunk(const Job& job);

@@ -156,7 +156,7 @@ void LaunchStreamEnd(const LaunchTable& table, int64_t blocks, Pass pass, cudaSt
 // ---- transport_stream_held.cu: kHeldIterationsMost iterations, or all that are left, on the chip -------------------
 // Of jobs that are held, after an iteration: engine 0, a problem for each member. Jobs of one launch have the same
 // HeldLaunchOf. All its blocks run at once. Columns' terms are left as sweeps leave them, and to those what is not
-// solved yet.
+// solved yet. FramedLaunchOf: members in kMixed, whose exponents lie in their frames, up to so many iterations.
 struct HeldLaunch {
   HeldKind kind;
   bool halves;  // Exponents of FAST.
@@ -164,14 +164,18 @@ struct HeldLaunch {
   int quads;    // Of columns, that a thread has.
   int blocks;   // Of a problem.
   int launches;
+  Mode mode;       // Of members.
+  int iterations;  // Of a launch.
   bool operator<(const HeldLaunch& other) const {
-    return std::tie(kind, halves, reads, quads, blocks, launches) <
-           std::tie(other.kind, other.halves, other.reads, other.quads, other.blocks, other.launches);
+    return std::tie(kind, halves, reads, quads, blocks, launches, mode, iterations) <
+           std::tie(other.kind, other.halves, other.reads, other.quads, other.blocks, other.launches, other.mode,
+                    other.iterations);
   }
 };
 // Whether the calling thread's device has room.
 bool HasHeldKernels();
 HeldLaunch HeldLaunchOf(const Job& job);
+HeldLaunch FramedLaunchOf(const Job& job, int iterations);
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream);
 
 // ---- transport_stream_loop.cu: up to `most` iterations by all of a device ------------------------------------------

@@ -222,7 +222,7 @@ __device__ void PrepareStates(const Member& member) {
   s.mode = ModeAt(s, s.epsilon);
   s.reason = static_cast<int>(StopReason::kMaxIterations);
   if (engine == 0 && IsAccelerated(job)) {
-    const bool relaxes = job.held && s.mode == kFloat && HeldKindOf(job) != HeldKind::kExtrapolated;
+    const bool relaxes = job.held && s.mode == kFloat && HeldKindOf(job, kFloat) != HeldKind::kExtrapolated;
     s.anderson = GeometryOf(job, s.mode) != Geometry::kOnChip && !relaxes;
     *member.anderson() = {{1, 1, 0, 0, 0, 0, INFINITY, INFINITY}, {}};
   }

@@ -16,6 +16,8 @@ namespace cuda {
 
 // Tolerances: a slice may not enqueue more than this part of the iterations done so far, since most may be idle.
 constexpr int kFirstIterations = 8;
+// Frames: iterations before they are held, until when they are renewed too soon; of a launch, with those after it.
+constexpr int kHeldFramesLeast = 8, kHeldFramesMost = 64;
 constexpr int kFirstPairs = 12;  // Of sweeps of Hessian-vector products.
 
 // kHold: members that are held take turns, and some are left. kProducts: Hessian-vector products; all else is there.
@@ -66,6 +68,7 @@ class TransportResident final : public Resident {
     if (stage_ == Stage::kPrepare) return job_.engines == 1 && (job_.held || job_.looped);
     if (stage_ == Stage::kHold) return true;
     if (stage_ != Stage::kIterate) return false;
+    if (HoldsFrames(job_) && Has(kMixed)) return true;
     return job_.looped || (job_.looped_beside && crossing_) || (job_.held && job_.engines > 1 && !beside_);
   }
   const Job& job() const { return job_; }
@@ -101,11 +104,35 @@ class TransportResident final : public Resident {
   // The same for engines in kMixed; frames are renewed after 1, 2, 4, 8 ... iterations: later ones move potentials
   // less.
   bool StreamsFrames() const { return framed_; }
-  bool WantsFrames() const { return job_.framed && Has(kMixed) && launched_ > 0 && (launched_ & (launched_ - 1)) == 0; }
+  bool WantsFrames() const {
+    const bool mixed = job_.framed && Has(kMixed) && turned_ == 0;
+    return mixed && launched_ > 0 && (launched_ & (launched_ - 1)) == 0;
+  }
   void RenewFrames() {
     framed_ = true;
     swept_ = false;  // Columns' terms are of the frame before.
   }
+  // Iterations of members in kMixed that are held before the one that comes: all but the last one or two of those
+  // before frames are renewed, an even number, by which sweeps turn round as they would. By what has been enqueued
+  // alone, since how many a launch makes is seen in the last digits. HoldFrames: they are enqueued, for the turn's
+  // members; whether for all.
+  int FramesToHold() const {
+    const bool held = HoldsFrames(job_) && framed_ && Has(kMixed) && !lags_;
+    if (!held || launched_ < kHeldFramesLeast || passes_left() == 0) return 0;
+    int64_t renewed = kHeldFramesLeast;
+    while (renewed <= launched_) renewed *= 2;
+    const int64_t most = std::min({renewed - launched_, passes_left(), int64_t{kHeldFramesMost}});
+    return most < kHeldFramesLeast ? 0 : static_cast<int>((most - 1) / 2 * 2);
+  }
+  bool HoldFrames() {
+    const int count = FramesToHold();
+    frames_held_ = true;
+    EndTurn();
+    if (turned_ == 0) CountPasses(count);
+    return turned_ == 0;
+  }
+  // Whether iterations may have been enqueued that some members have not made.
+  bool MayLag() const { return frames_held_; }
   // Whether the next iterations are made on the chip of a whole device, `done`: see MayKeepExponents; Hold: those are
   // enqueued.
   bool MayHold(int64_t done) const { return job_.held && job_.engines == 1 && Streams() && launched_ + done >= 1; }
@@ -115,7 +142,7 @@ class TransportResident final : public Resident {
     EndTurn();
   }
   // Whether members are left to be.
-  bool HoldsOn() const { return job_.held && job_.engines == 1 && turned_ > 0; }
+  bool HoldsOn() const { return job_.held && job_.engines == 1 && turned_ > 0 && stage_ != Stage::kIterate; }
   // Whether those of engine 0 are, before the others are swept; HoldBeside: the turn's are enqueued.
   bool MayHoldBeside() const { return job_.held && job_.engines > 1 && Streams() && !beside_ && !job_.finish_soon; }
   void HoldBeside() {
@@ -187,6 +214,10 @@ class TransportResident final : public Resident {
     c.marginal_error_b = r.error[1];
     c.stop_reason = static_cast<StopReason>(r.reason);
     modes_ = r.modes;
+    if (frames_held_ && r.running > 0 && passes_left() == 0) {  // Sums of some have left the range of those launches.
+      passes_ += job_.solver.max_iterations - r.fewest;
+      lags_ = true;
+    }
     crossing_ = r.crossing > 0;
     // Members of looped jobs whose sums have left the range of floats, or that need float64, wait until all others are
     // through, and stored. Then they go on as they would alone: what was kept for loops is not for them, and passes
@@ -249,7 +280,7 @@ class TransportResident final : public Resident {
   const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
        framed_ = false, looping_ = false, looped_ = false, kept_first_ = false, measures_ = false, beside_ = false,
-       crossing_ = true;
+       frames_held_ = false, lags_ = false, crossing_ = true;
   absl::Status status_;
   SolveReport report_;
 };

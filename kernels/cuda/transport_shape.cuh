@@ -142,13 +142,20 @@ __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relax
 // that fit a block, enough of them for slabs to fill a device; nothing that any device solves on the chip.
 constexpr int kStreamColumnsMost = 16384;
 constexpr int kEndColumns = 64;  // Of a block that adds up slabs.
+constexpr int kKeptRowsLeast = 1024;
+constexpr int kStreamFew = 1 << 21;  // Rows times columns.
+// Whether there are enough of both sides for that, and too many of one to be solved on the chip.
+__host__ __device__ inline bool AreManyRows(const Job& job) {
+  return job.size[0] >= kKeptRowsLeast && job.size[1] >= kKeptRowsLeast &&
+         (job.size[0] > kOnChipSide || job.size[1] > kOnChipSide);
+}
 __host__ __device__ inline bool MayStream(const Job& job) {
   return job.hopper && job.precision != Precision::kDouble && job.size[1] <= kStreamColumnsMost &&
          (job.engines == 1 || job.size[0] <= kStreamColumnsMost);
 }
 __host__ __device__ inline bool StreamsCosts(const Job& job) {
   return MayStream(job) && job.dense && job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0 &&
-         int64_t{job.size[0]} * job.size[1] >= (1 << 21);
+         (AreManyRows(job) || int64_t{job.size[0]} * job.size[1] >= kStreamFew);
 }
 // Numbers of a row.
 __host__ __device__ inline int StreamColumns(const Job& job, int engine) {
@@ -167,10 +174,11 @@ __host__ __device__ inline bool IsPlain(const Job& job) {
          std::isinf(solver.rho_b);
 }
 // Held jobs: streamed ones whose densities so many blocks of a device together have room for, in shared memory and
-// registers, from one iteration to the next (transport_stream_held.cu). A whole device, or half of it: two problems are
-// then solved at once. Of those whose iterations alternate; not more of them than others may wait for: sweeps go on. Of
-// debiased ones with a tolerance engine 0 is held, the others, which take fewer iterations, are swept.
-constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 32;  // Of a block; columns that it adds up.
+// registers, from one iteration to the next (transport_stream_held.cu). A whole device, or a part of it: some problems
+// are then solved at once. Of those whose iterations alternate; not more of them than others may wait for: sweeps go
+// on. Of debiased ones with a tolerance engine 0 is held, the others, which take fewer iterations, are swept.
+constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 64;  // Of a block; columns that it adds up.
+constexpr int kHeldAtOnceMost = 4;                                          // Problems.
 constexpr int kHeldColumnsMost = 4096, kHeldIterationsMost = 512;
 constexpr int kHeldLaunchesMost = 2;  // Of judged iterations: how many there will be is not known.
 constexpr int kHeldQuadColumns = 4 * kHeldThreads;
@@ -185,32 +193,41 @@ __host__ __device__ constexpr int HeldBytes(HeldKind kind) {
 __host__ __device__ constexpr int HeldRowsOfRegisters(int quads, int number_bytes) {
   return kHeldRegisters * 4 / (quads * 4 * number_bytes);
 }
-// Whether rows in shared memory are as long as the most that so many quads can have.
-__host__ __device__ constexpr bool HeldRowsArePadded(int quads, int number_bytes) { return quads * number_bytes <= 4; }
+// Whether rows in shared memory are as long as the most that so many quads can have: halves.
+__host__ __device__ constexpr bool HeldRowsArePadded(int number_bytes) { return number_bytes == 2; }
 __host__ __device__ inline int HeldQuads(const Job& job) {  // Of columns, that a thread has.
   return static_cast<int>(CeilDiv(StreamColumns(job, 0), kHeldQuadColumns));
 }
-// Extrapolation halves the iterations, and costs as much as those that take 5 us take themselves.
-__host__ __device__ inline HeldKind HeldKindOf(const Job& job) {
+// Extrapolation halves the iterations, and costs as much as those that take 5 us take themselves. Members in kMixed are
+// extrapolated, though, as sweeps do with what they do not hold of them.
+__host__ __device__ inline HeldKind HeldKindOf(const Job& job, Mode mode) {
   if (IsPlain(job)) return HeldKind::kPlain;
-  return IsAccelerated(job) && HeldQuads(job) == 2 ? HeldKind::kExtrapolated : HeldKind::kJudged;
+  return IsAccelerated(job) && (HeldQuads(job) == 2 || mode == kMixed) ? HeldKind::kExtrapolated : HeldKind::kJudged;
 }
 __host__ __device__ inline int HeldRoom(const Job& job, bool registers) {  // Rows that a block has room for.
   const int number_bytes = KeepsHalves(job) ? 2 : 4, quads = HeldQuads(job);
-  const int columns = HeldRowsArePadded(quads, number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
-  return HeldBytes(HeldKindOf(job)) / (columns * number_bytes) +
+  const int columns = HeldRowsArePadded(number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
+  return HeldBytes(HeldKindOf(job, kMixed)) / (columns * number_bytes) +
          (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
+}
+// Columns that a block adds up, in fours, of those that are all threads' first quad, or second.
+__host__ __device__ inline int HeldOwned(const Job& job, int blocks) {
+  const int columns = StreamColumns(job, 0) < kHeldQuadColumns ? StreamColumns(job, 0) : kHeldQuadColumns;
+  return static_cast<int>(CeilDiv(columns, 4 * blocks)) * 4;
 }
 // Blocks of a problem of such a job, if it is streamed; 0: it cannot be held.
 __host__ __device__ inline int HeldBlocks(const Job& job) {
   const bool coarse = KeepsHalves(job) && !IsPlain(job);  // Marginals would end at 1e-4.
   const bool beside = job.engines > 1 && job.solver.tolerance == 0;
   if (!IsAlternating(job) || coarse || beside || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
-  for (int blocks : {kProcessors / 2, kProcessors}) {
+  const int quads = HeldQuads(job);
+  for (int at_once = kHeldAtOnceMost; at_once > 0; --at_once) {
+    const int blocks = kProcessors / at_once;
     const int64_t rows = CeilDiv(job.size[0], blocks);
-    if (rows <= kHeldRowsMost && rows <= HeldRoom(job, true)) return blocks;
+    const bool has_room = rows <= kHeldRowsMost && rows <= HeldRoom(job, true);
+    if (has_room && HeldOwned(job, blocks) <= kHeldOwnedMost / quads) return blocks;
   }
-  const bool reads = !KeepsHalves(job) && HeldQuads(job) == 2;
+  const bool reads = !KeepsHalves(job) && quads == 2;
   return reads && CeilDiv(job.size[0], kProcessors) <= kHeldRowsMost ? kProcessors : 0;
 }
 __host__ __device__ inline int HeldLaunches(const Job& job) {
@@ -227,13 +244,8 @@ __host__ __device__ constexpr bool HeldMeasures(HeldKind kind, int quads, bool h
   return kind == HeldKind::kPlain && quads == 2 && (halves || reads);
 }
 __host__ __device__ inline bool HeldMeasures(const Job& job) {
-  return HeldMeasures(HeldKindOf(job), HeldQuads(job), KeepsHalves(job), HeldReads(job)) &&
+  return HeldMeasures(HeldKindOf(job, kFloat), HeldQuads(job), KeepsHalves(job), HeldReads(job)) &&
          job.solver.max_iterations <= kHeldIterationsMost;
-}
-// Columns that a block adds up, in fours, of those that are all threads' first quad, or second.
-__host__ __device__ inline int HeldOwned(const Job& job, int blocks) {
-  const int columns = StreamColumns(job, 0) < kHeldQuadColumns ? StreamColumns(job, 0) : kHeldQuadColumns;
-  return static_cast<int>(CeilDiv(columns, 4 * blocks)) * 4;
 }
 // Looped jobs: those that are too large to be held and that a whole device sweeps in one launch of many iterations
 // (transport_stream_loop.cu): streamed ones, or points of few coordinates, from which it makes exponents itself. Plain
@@ -273,7 +285,7 @@ __host__ __device__ inline bool KeepsFirstDensities(const Job& job) {
 }
 // Whether iterations are judged as transport_joint.cuh does, where they are held or looped.
 __host__ __device__ inline bool IsJoint(const Job& job) {
-  return HeldBlocks(job) > 0 ? HeldKindOf(job) == HeldKind::kExtrapolated : LoopsJudged(job);
+  return HeldBlocks(job) > 0 ? HeldKindOf(job, kMixed) == HeldKind::kExtrapolated : LoopsJudged(job);
 }
 // Columns that a block adds up, in fours.
 __host__ __device__ inline int LoopOwned(const Job& job) {
@@ -283,7 +295,7 @@ __host__ __device__ inline int LoopOwned(const Job& job) {
 // than making them anew (measured on an H200: of 32 coordinates up to 3,000 x 3,000, of 64 always; of distances, which
 // are roots, always), and so much memory, of an engine, is not too much.
 constexpr int64_t kKeptBytesMost = int64_t{1} << 30;
-constexpr int kKeptRowsLeast = 1024, kKeptIterationsLeast = 4, kKeptDimLeast = 64;
+constexpr int kKeptIterationsLeast = 4, kKeptDimLeast = 64;
 constexpr int kKeptDimLeastOfFew = 17, kKeptFew = 1 << 23;  // Rows times columns.
 
 __host__ __device__ inline int64_t KeptBytes(const Job& job, int engine) {
@@ -300,8 +312,7 @@ __host__ __device__ inline bool KeepsExponents(const Job& job) {
          (SourceOf(job) == Source::kDistances || HeldBlocks(job) > 0 ||
           job.dim >= (rows * columns <= kKeptFew ? kKeptDimLeastOfFew : kKeptDimLeast) ||
           (KeepsHalves(job) && MayLoop(job) && !LoopsPoints(job))) &&
-         job.solver.max_iterations >= kKeptIterationsLeast && rows >= kKeptRowsLeast && columns >= kKeptRowsLeast &&
-         (rows > kOnChipSide || columns > kOnChipSide) && MostKeptBytes(job) <= kKeptBytesMost;
+         job.solver.max_iterations >= kKeptIterationsLeast && AreManyRows(job) && MostKeptBytes(job) <= kKeptBytesMost;
 }
 // Looped clouds of FAST whose densities are made of products in every iteration, once for both sides: blocks have some
 // columns, and all rows pass by (transport_cloud_loop.cu). Where exponents are not kept, and half steps take longer.
@@ -335,6 +346,8 @@ __host__ __device__ inline bool FramesExponents(const Job& job) {
   const bool likely = KeepsExponents(job) || (tolerance > 0 && tolerance <= kFramedTolerance);
   return MostKeptBytes(job) <= (likely ? kKeptBytesMost : kFramedBytesMost);
 }
+// Whether members in kMixed are held from one renewal of their frames to the next.
+__host__ __device__ inline bool HoldsFrames(const Job& job) { return job.held && job.framed && job.engines == 1; }
 // Whether there is room for exponents and their frames.
 __host__ __device__ inline bool HasFrames(const Job& job) { return job.framed || (job.streamed && !job.dense); }
 // Whether passes over an engine in this state are: its statistics then lie as Geometry::kStream.

@@ -130,6 +130,9 @@ class Slice : private OutputLaunches {
     return
         [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) { LaunchHeld(t, problems, of, stream()); };
   }
+  auto Holding(const HeldLaunch& of) {
+    return [=, hold = Holding()](const LaunchTable& t, int64_t problems) { hold(t, problems, of); };
+  }
   // Those that are held from now on; whether there are any.
   bool Hold(Set* set, int64_t done) {
     const Set holding = TakeTogether(
@@ -326,6 +329,26 @@ class Slice : private OutputLaunches {
     const bool framed = RenewFrames(set);
     return framed || !keeping.empty();
   }
+  // Of those that have frames, iterations that are held. Those some of whose members are left for other slices leave
+  // the set. Returns the seconds that it takes.
+  double HoldFrames(Set* set) {
+    const Set holding = Among(*set, [](const TransportResident& r) { return r.FramesToHold() > 0; });
+    const auto launches = ByKind<HeldLaunch>(
+        holding, [](const TransportResident& r, auto add) { add(FramedLaunchOf(r.job(), r.FramesToHold())); });
+    for (const auto& [launch, chosen] : launches) {
+      Later(TableOf(chosen, [](const Job& job) { return job.turn_members; }), Holding(launch));
+    }
+    double seconds = 0;
+    Set left;
+    for (int k : *set) {
+      TransportResident* r = residents()[k];
+      const int count = r->FramesToHold();
+      if (count > 0) seconds += count * HeldIterationSeconds(r->job(), r->job().turn_members);
+      if (count == 0 || r->HoldFrames()) left.push_back(k);
+    }
+    *set = left;
+    return seconds;
+  }
   bool RenewFrames(const Set& set) {
     const Set framing = Among(set, [](const TransportResident& r) { return r.WantsFrames(); });
     using Kind = std::tuple<Source, int, bool>;
@@ -401,8 +424,9 @@ class Slice : private OutputLaunches {
     if (set.empty()) return;
     double seconds = 0;
     for (int k : set) seconds += IterationSeconds(residents()[k]->job());
-    const int64_t iterations =
-        std::max<int64_t>(1, static_cast<int64_t>(std::min(1e6, slice_seconds() / (seconds + 2 * kLaunchSeconds))));
+    seconds += 2 * kLaunchSeconds;
+    const auto that_fit = [seconds](double all) { return static_cast<int64_t>(std::min(1e6, all / seconds)); };
+    int64_t iterations = std::max<int64_t>(1, that_fit(slice_seconds()));
     std::vector<int64_t> allowance(residents().size(), 0);
     int64_t most = 0;
     for (int k : set) {
@@ -425,6 +449,7 @@ class Slice : private OutputLaunches {
     Passes passes;
     Table accelerated;
     bool changed = true;
+    double held_seconds = 0;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       changed |= KeepExponents(set, 0);
       changed |= HoldBeside(&set);
@@ -436,7 +461,11 @@ class Slice : private OutputLaunches {
         changed = true;
       }
       if (set.empty()) break;
-      if (changed) {
+      const size_t before = set.size();
+      held_seconds += HoldFrames(&set);
+      iterations = std::min(iterations, std::max(done + 1, that_fit(slice_seconds() - held_seconds)));
+      if (set.empty()) break;
+      if (changed || set.size() != before) {
         passes = PassesOf(set);
         accelerated = AcceleratedOf(set);
       }
@@ -444,9 +473,10 @@ class Slice : private OutputLaunches {
       Later(accelerated, [this](const LaunchTable& t, int64_t blocks) { LaunchAnderson(t, blocks, stream()); });
       Set left;
       for (int k : set) {
-        residents()[k]->CountPasses(1);
-        if (residents()[k]->passes_left() == 0) residents()[k]->EndIterations();
-        if (done + 1 < allowance[k]) left.push_back(k);
+        TransportResident* r = residents()[k];
+        r->CountPasses(1);
+        if (r->passes_left() == 0 && !r->MayLag()) r->EndIterations();
+        if (done + 1 < allowance[k] && r->passes_left() > 0) left.push_back(k);
       }
       changed = left.size() != set.size();
       set = left;

@@ -14,6 +14,9 @@
 // iterations measures as well: rows by what they sum up to in the iteration that would come next, columns by what they
 // did in the last.
 //
+// Members whose exponents need float64 are held between one renewal of their frames (transport_exact.cu) and the
+// next.
+//
 // With a tolerance or relaxed marginals iterations are judged (transport_stream_held_judge.cuh): at the end of one all
 // blocks know the residual before it, whether it counts, and how much the next one is to be over-relaxed. With a
 // tolerance, and where an iteration takes long enough for that, columns are extrapolated (transport_joint.cuh).
@@ -26,20 +29,28 @@ namespace sinkhorn {
 namespace cuda {
 namespace {
 
+// What a launch is to do: with members in this mode, up to so many iterations.
+struct HeldTask {
+  Mode mode;
+  int most;
+  bool last;  // There is no launch after it.
+};
+
 #if SINKHORN_HOPPER
 
 // A block's part of a problem.
 template <int kQuads, typename T, bool kReads, HeldKind kKind>
 class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   using Rows = HeldRows<kQuads, T, kReads>;
-  using Rows::EachGroup, Rows::FirstOwned, Rows::HasQuad, Rows::IsVoid, Rows::kGroup, Rows::kUnit, Rows::Lane;
-  using Rows::member_, Rows::memory_, Rows::part_, Rows::QuadThere, Rows::scale_, Rows::term_, Rows::Warp;
-  using Rows::OwnColumn, Rows::OwnedOf, Rows::OwnsColumn, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
+  using Rows::EachGroup, Rows::FirstOwned, Rows::HasColumns, Rows::HasQuad, Rows::IsVoid, Rows::kGroup, Rows::kUnit;
+  using Rows::IsOwner, Rows::kOwnedOfSpan, Rows::Lane, Rows::member_, Rows::memory_, Rows::OwnColumn, Rows::OwnedOf;
+  using Rows::OwnPlace, Rows::OwnsColumn, Rows::OwnSpan, Rows::part_, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
+  using Rows::QuadThere, Rows::scale_, Rows::term_, Rows::Warp;
   using typename Rows::QuadOf;
   static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
   static constexpr bool kMeasures = HeldMeasures(kKind, kQuads, sizeof(T) == 2, kReads);
   static constexpr float kMostDrift = QuadOf::kMostDrift;
-  using Joint = JointIterations<kHeldThreads, 2 * kHeldOwnedMost>;
+  using Joint = JointIterations<kHeldThreads, kHeldOwnedMost>;
   static constexpr int kAddingThreads = kJudged ? kHeldThreads - 32 : kHeldThreads;
 
  public:
@@ -49,18 +60,17 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
         joint_(member, kJoint ? &JointOfBlock()->joint : nullptr, kJoint ? JointOfBlock()->masses : nullptr),
         meeting_(member.At<unsigned>(member.job.at.arrivals), blocks) {}
 
-  // `last`: there is no launch after this one.
-  __device__ void Run(bool last) {
+  __device__ void Run(const HeldTask& task) {
     const Job& job = member_.job;
     const EngineState& state = *member_.state(0);
     const int wanted = job.solver.max_iterations - state.iterations;
-    if (kMeasures && threadIdx.x == 0) memory_.measures = wanted <= kHeldIterationsMost;
-    int left = min(wanted, kHeldIterationsMost), parity = state.parity, all = 0;
+    if (kMeasures && threadIdx.x == 0) memory_.measures = wanted <= task.most && task.mode == kFloat;
+    int left = min(wanted, task.most), parity = state.parity, all = 0;
     if (judge_.IsThread()) judge_.SetState(1, state);
     Clear();
     if constexpr (kJoint) {
-      if (Warp() < 2) JointOfBlock()->masses[threadIdx.x] = MassOfOwn();
-      joint_.Begin(part_.rank, part_.blocks, 0, 2 * kHeldOwnedMost, false);
+      if (IsOwner()) JointOfBlock()->masses[threadIdx.x] = MassOfOwn();
+      joint_.Begin(part_.rank, part_.blocks, 0, kHeldOwnedMost, false);
     }
     meeting_.Arrive();
     for (bool again = false;; again = true) {
@@ -75,7 +85,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       meeting_.Arrive();
       meeting_.Await();
     }
-    if (part_.rank == 0 && judge_.IsThread()) judge_.Leave(turn_ + 1, !stopped_ && last);
+    if (part_.rank == 0 && judge_.IsThread()) judge_.Leave(turn_ + 1, !stopped_ && task.last);
     if constexpr (kJoint) joint_.End(false);
     bool is_last = part_.rank == 0, measured = false;
     if constexpr (kMeasures) {
@@ -97,7 +107,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
  private:
   struct JointOf {
     typename Joint::Memory joint;
-    float masses[2 * kHeldOwnedMost];
+    float masses[kHeldOwnedMost];
   };
   static_assert(sizeof(JointOf) <= kHeldJointBytes, "room");
   __device__ static JointOf* JointOfBlock() {
@@ -108,7 +118,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   __device__ float MassOfOwn() const {
     return !OwnsColumn() || IsVoid(OwnColumn()) ? 0 : static_cast<float>(member_.mass(1)[OwnColumn()]);
   }
-  __device__ HeldSums& OwnSums() const { return memory_.column_sums[Warp()][Lane()]; }
+  __device__ HeldSums& OwnSums() const { return memory_.column_sums[threadIdx.x]; }
   __device__ uint32_t Tag() const { return turn_ & 1; }
   __device__ static bool IsNear(float x) { return x > 1 / kMostDrift && x < kMostDrift; }
 
@@ -124,8 +134,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       judge_.TakeRow(threadIdx.x, i, PhiOfRow(i, memory_.terms[threadIdx.x]));
     }
     if (OwnsColumn() && OwnColumn() < member_.job.size[1]) {
-      const double power = memory_.column_terms[Warp()][Lane()];
-      judge_.TakeColumn(Warp(), Lane(), OwnColumn(), PhiOfColumn(OwnColumn(), power));
+      judge_.TakeColumn(OwnColumn(), PhiOfColumn(OwnColumn(), memory_.column_terms[threadIdx.x]));
     }
   }
   // What this block reads of others says that it is of no turn.
@@ -149,8 +158,9 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   __device__ int Iterate(int most) {
     const bool is_void = !OwnsColumn() || IsVoid(OwnColumn());
     const float column_mass = own_scale_ = MassOfOwn();
-    if (Warp() < 2) memory_.row_sums[Warp()][Lane()] = 1;
-    if (Warp() < kQuads) memory_.column_sums[Warp()][Lane()] = {1, 1};
+    if (Warp() < 2) RowSums(Warp())[Lane()] = 1;
+    if (IsOwner()) OwnSums() = {1, 1};
+    if (!HasColumns()) memory_.parts[Warp()][Lane()] = 0;
     bool lost = false;
     if constexpr (kReads) Fetch(FirstRead());
     for (int done = 0;; ++done) {
@@ -189,13 +199,14 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   }
   // The last iteration; `lost`: the state after it too.
   __device__ void TakeBack(bool lost) {
-    if (Warp() == 0) memory_.row_sums[turn_ & 1][Lane()] = memory_.row_sums[(turn_ + 1) & 1][Lane()];
+    if (Warp() == 0) RowSums(turn_)[Lane()] = RowSums(turn_ + 1)[Lane()];
     if (OwnsColumn()) OwnSums().last = OwnSums().before;
     if (judge_.IsThread() && lost) judge_.SetState(turn_ + 1, judge_.State(turn_));
     if (kJoint && threadIdx.x == 0 && lost) joint_.Undo();
   }
   // A warp's sums over its columns.
   __device__ void SumRows() {
+    if (!HasColumns()) return;
     EachGroup([&](int first, auto densities) {
       float sum[kGroup];
 #pragma unroll
@@ -219,6 +230,8 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     const int row = first + Lane() / kLanes;
     if (Lane() % kLanes == 0 && row < end) memory_.parts[Warp()][row] = of_warp;
   }
+  // By turn.
+  __device__ float* RowSums(int turn) const { return memory_.row_sums[turn & 1]; }
   // The lane's row's sum.
   __device__ float WholeOfRow() const {
     float sum = 0;
@@ -227,15 +240,16 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     for (int w = 0; w < kHeldWarps; ++w) sum += memory_.parts[w][Lane()];
     return sum;
   }
-  // A lane for each row, in every warp; those that are read have their weights. What cannot be weighted is no number,
-  // nor is any column's sum then.
+  // A lane for each row, in every warp that has columns, and in the last, which judges; those that are read have their
+  // weights. What cannot be weighted is no number, nor is any column's sum then.
   __device__ void WeighRows() {
+    if (!HasColumns() && Warp() != kHeldWarps - 1) return;
     const float sum = WholeOfRow();
-    const float before = kKind == HeldKind::kPlain ? 0 : memory_.row_sums[(turn_ + 1) & 1][Lane()];
+    const float before = kKind == HeldKind::kPlain ? 0 : RowSums(turn_ + 1)[Lane()];
     const float relaxed = RelaxedRow(Lane(), before, sum, turn_);
     if constexpr (kJoint) row_error_ = Lane() < part_.rows ? memory_.masses[Lane()] * fabsf(sum - before) / before : 0;
     if (judge_.IsWarp()) judge_.TellError(turn_, memory_.masses[Lane()], before, sum);
-    if (Warp() == 0) memory_.row_sums[turn_ & 1][Lane()] = relaxed;
+    if (Warp() == 0) RowSums(turn_)[Lane()] = relaxed;
     memory_.weights[Warp()][Lane()] = Lane() < part_.held ? WeightOf(Lane(), relaxed) : 0;
     __syncwarp();
   }
@@ -297,7 +311,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 #pragma unroll
       for (int lanes = 4; lanes > 0; lanes /= 2) whole += __shfl_xor_sync(0xffffffffu, whole, lanes);
       if constexpr (kKind != HeldKind::kPlain) {
-        whole = RelaxedRow(mine, memory_.row_sums[turn_ & 1][mine], whole, turn_ + 1);
+        whole = RelaxedRow(mine, RowSums(turn_)[mine], whole, turn_ + 1);
       }
       const float weight_of = WeightOf(mine, whole);
 #pragma unroll
@@ -313,6 +327,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   }
 
   __device__ void SumColumns(int q) const {
+    if (!HasColumns()) return;
     float sum[4] = {0, 0, 0, 0};
     if constexpr (kReads) {
 #pragma unroll
@@ -365,18 +380,19 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
       for (int c = 0; c < 4; ++c) sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], lanes);
     }
     if (Lane() < part_.lanes) {
-      *reinterpret_cast<float4*>(&memory_.columns[q][Warp()][4 * lane]) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      float* mine = memory_.columns[Warp()] + q * kOwnedOfSpan + 4 * lane;
+      *reinterpret_cast<float4*>(mine) = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     __syncthreads();
-    if (Warp() != q || Lane() >= owned) return;
+    if (!IsOwner() || OwnSpan() != q || OwnPlace() >= owned) return;
     float parts[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int w = 0; w < kAddingThreads / 32; ++w) parts[w % 4] += memory_.columns[q][w][Lane()];
+    for (int w = 0; w < kAddingThreads / 32; ++w) parts[w % 4] += memory_.columns[w][threadIdx.x];
     const float whole = (parts[0] + parts[1]) + (parts[2] + parts[3]);
     if constexpr (kJoint) {
       own_sum_ = whole;
     } else {
-      Move(judge_.RelaxedColumn(q, Lane(), OwnSums().last, whole, turn_), mass, is_void);
+      Move(judge_.RelaxedColumn(OwnSums().last, whole, turn_), mass, is_void);
     }
   }
   // The thread's column, to this inverse of a scale.
@@ -398,6 +414,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   }
   // The thread's columns' new scales; whether they are numbers.
   __device__ bool TakeScales(int q) {
+    if (!HasColumns()) return true;
     const float* from = part_.scales + 4 * QuadThere(q);
     // One lane for each 128 bytes looks until they are there: all looking would hold up those that write.
     bool there;
@@ -418,9 +435,10 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 
   // From those of parity `from`, where densities were made: if there are new ones, those; and what sweeps want of them.
   __device__ void Store(int from, int to, bool moved) const {
-    if (Warp() == 0 && Lane() < part_.rows && moved) {
-      const int i = part_.first_row + Lane();
-      const double power = memory_.terms[Lane()] - log2(static_cast<double>(memory_.row_sums[turn_ & 1][Lane()]));
+    const int row = threadIdx.x;
+    if (row < part_.rows && moved) {
+      const int i = part_.first_row + row;
+      const double power = memory_.terms[row] - log2(static_cast<double>(RowSums(turn_)[row]));
       member_.phi(0, to, 0)[i] = PhiOfRow(i, power);
     }
     if (!OwnsColumn()) return;
@@ -431,8 +449,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     const double base = BaseOf(member_, 0, 1, j), log_mass = member_.log_mass(1)[j];
     double phi = member_.phi(0, from, 1)[j];
     if (moved && log_mass > kVoid) {
-      const double power = memory_.column_terms[Warp()][Lane()] - log2(static_cast<double>(OwnSums().last));
-      phi = PhiOfColumn(j, power);
+      phi = PhiOfColumn(j, memory_.column_terms[threadIdx.x] - log2(static_cast<double>(OwnSums().last)));
     }
     member_.phi(0, to, 1)[j] = phi;
     *term = part_.frame.ColumnTerm(phi, base, log_mass);
@@ -472,7 +489,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     if (OwnsColumn() && OwnColumn() < member_.job.size[1]) {
       const int j = OwnColumn();
       const double phi = __ldcg(member_.phi(0, to, 1) + j);
-      seen = log2(static_cast<double>(OwnSums().last)) - memory_.column_terms[Warp()][Lane()];
+      seen = log2(static_cast<double>(OwnSums().last)) - memory_.column_terms[threadIdx.x];
       const double lse = seen - (frame.reference + BaseOf(member_, 0, 1, j)) * frame.scale;
       stats = MeasurePlain(member_, 1, j, phi, -reference, IsVoid(j) ? -phi * frame.scale : lse, frame.scale);
     }
@@ -532,7 +549,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
 // Groups of `blocks` blocks, each of which solves one problem after the other.
 template <int kQuads, typename T, bool kReads, HeldKind kKind>
 __global__ void __launch_bounds__(kHeldThreads, 1)
-    HeldKernel(LaunchTable table, int64_t problems, int blocks, bool last) {
+    HeldKernel(LaunchTable table, int64_t problems, int blocks, HeldTask task) {
 #if SINKHORN_HOPPER
   __shared__ HeldMemory memory;
   const int groups = gridDim.x / blocks;
@@ -541,8 +558,8 @@ __global__ void __launch_bounds__(kHeldThreads, 1)
     const Job& job = CopyJob(table.jobs[work.job]);
     const Member member{job, job.turn_first + work.block};
     const EngineState& state = *member.state(0);
-    if (state.mode == kFloat && IsStreamed(job, state) && !state.stopped) {
-      HeldSweeps<kQuads, T, kReads, kKind>(member, blocks, &memory).Run(last);
+    if (state.mode == task.mode && IsStreamed(job, state) && !state.stopped) {
+      HeldSweeps<kQuads, T, kReads, kKind>(member, blocks, &memory).Run(task);
     }
     __syncthreads();  // What it had of this problem has been read.
   }
@@ -552,8 +569,7 @@ __global__ void __launch_bounds__(kHeldThreads, 1)
 template <HeldKind kKind, typename Function>
 void WithHeldKernel(const HeldLaunch& of, Function function) {
   if (of.reads) return function(HeldKernel<2, float, true, kKind>);
-  if (of.quads == 2) return function(HeldKernel<2, float, false, kKind>);
-  if constexpr (kKind != HeldKind::kExtrapolated) function(HeldKernel<1, float, false, kKind>);
+  function(of.quads == 2 ? HeldKernel<2, float, false, kKind> : HeldKernel<1, float, false, kKind>);
 }
 template <typename Function>
 void WithHeldKernel(const HeldLaunch& of, Function function) {
@@ -579,7 +595,14 @@ bool HasHeldKernels() {
 }
 
 HeldLaunch HeldLaunchOf(const Job& job) {
-  return {HeldKindOf(job), KeepsHalves(job), HeldReads(job), HeldQuads(job), HeldBlocks(job), HeldLaunches(job)};
+  return {HeldKindOf(job, kFloat), KeepsHalves(job),  HeldReads(job), HeldQuads(job),
+          HeldBlocks(job),         HeldLaunches(job), kFloat,         kHeldIterationsMost};
+}
+
+HeldLaunch FramedLaunchOf(const Job& job, int iterations) {
+  HeldLaunch of = HeldLaunchOf(job);
+  of.kind = HeldKindOf(job, kMixed), of.launches = 1, of.mode = kMixed, of.iterations = iterations;
+  return of;
 }
 
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream) {
@@ -589,7 +612,8 @@ void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of
     for (int left = of.launches; left > 0; --left) {
       AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, HeldBytes(of.kind), stream);
       launch.Add(Together());
-      launch.Enqueue(kernel, table, problems, of.blocks, left == 1);
+      launch.Enqueue(kernel, table, problems, of.blocks,
+                     HeldTask{of.mode, of.iterations, left == 1 && of.mode == kFloat});
     }
   });
 }

@@ -31,7 +31,7 @@ static __device__ __noinline__ float JudgeIteration(const Job& job, const Engine
 struct HeldJudging {
   EngineState states[2];  // By turn: before it.
   float verdicts[2];      // Likewise.
-  float damping[2], row_pulls[kHeldRowsMost], column_pulls[2][kHeldOwnedMost];
+  float damping[2], row_pulls[kHeldRowsMost], column_pulls[kHeldOwnedMost];
 };
 __device__ inline HeldJudging* JudgingOfBlock() {
   __shared__ HeldJudging judging;
@@ -80,15 +80,15 @@ class HeldJudge {
 
   // By threads 0 and 1, of a side each.
   __device__ void TakeDamping(int side) { judging_->damping[side] = static_cast<float>(DampingOfSide(side)); }
-  // Row k, point i; column k of span q, point j: at these potentials.
+  // Row k, point i; the thread's column, point j: at these potentials.
   __device__ void TakeRow(int k, int i, double phi) { judging_->row_pulls[k] = PullOf(0, i, phi); }
-  __device__ void TakeColumn(int q, int k, int j, double phi) { judging_->column_pulls[q][k] = PullOf(1, j, phi); }
+  __device__ void TakeColumn(int j, double phi) { judging_->column_pulls[threadIdx.x] = PullOf(1, j, phi); }
   // The inverse of a scale, after the half step of a turn from `before`.
   __device__ float RelaxedRow(int k, float before, float sum, int turn) const {
     return kThere ? Relaxed(0, before, sum, judging_->row_pulls[k], turn) : sum;
   }
-  __device__ float RelaxedColumn(int q, int k, float before, float sum, int turn) const {
-    return kThere ? Relaxed(1, before, sum, judging_->column_pulls[q][k], turn) : sum;
+  __device__ float RelaxedColumn(float before, float sum, int turn) const {
+    return kThere ? Relaxed(1, before, sum, judging_->column_pulls[threadIdx.x], turn) : sum;
   }
 
   // ---- Residuals ----------------------------------------------------------------------------------------------------

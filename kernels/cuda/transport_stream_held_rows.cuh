@@ -27,7 +27,7 @@ __device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool rea
   part.frame = StreamFrameOf(member, *member.state(0));
   part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !reads), 0), 4)) * 4;
   part.owned = HeldOwned(job, blocks);
-  part.lanes = part.owned <= 16 ? 4 : 8;
+  part.lanes = part.owned <= 16 ? 4 : part.owned <= 32 ? 8 : 16;
   return part;
 }
 
@@ -40,10 +40,10 @@ struct HeldMemory {
   HeldPart part;
   float parts[kHeldWarps][kHeldRowsMost];  // Of rows' sums, by warp.
   alignas(16) float weights[kHeldWarps][kHeldRowsMost];
-  alignas(16) float columns[2][kHeldWarps][kHeldOwnedMost];  // Parts of owned columns' sums, by span and warp.
-  float terms[kHeldRowsMost], masses[kHeldRowsMost], column_terms[2][kHeldOwnedMost], factor;
+  alignas(16) float columns[kHeldWarps][kHeldOwnedMost];  // Parts of owned columns' sums, by warp.
+  float terms[kHeldRowsMost], masses[kHeldRowsMost], column_terms[kHeldOwnedMost], factor;
   float row_sums[2][kHeldRowsMost];  // As HeldSums; by turn.
-  HeldSums column_sums[2][kHeldOwnedMost];
+  HeldSums column_sums[kHeldOwnedMost];
   bool measures;  // What rows sum up to after the last iteration is wanted, too.
 };
 
@@ -66,6 +66,8 @@ class HeldRows {
   __device__ static int Lane() { return threadIdx.x % 32; }
   __device__ static int QuadAt(int q) { return threadIdx.x + kHeldThreads * q; }
   __device__ bool HasQuad(int q) const { return QuadAt(q) < part_.quads; }
+  // Whether any thread of the warp has.
+  __device__ bool HasColumns() const { return 32 * Warp() < part_.quads; }
   // One that is there: where there is none, the last, whose numbers then count for nothing.
   __device__ int QuadThere(int q) const { return min(QuadAt(q), part_.quads - 1); }
   // A span is all threads' quads q. Its columns that this block adds up, the first and how many.
@@ -73,9 +75,13 @@ class HeldRows {
   __device__ int OwnedOf(int q) const {
     return min(min((q + 1) * kHeldQuadColumns, part_.columns) - FirstOwned(q), part_.owned);
   }
-  // Warp q looks after those of span q, a column to each lane.
-  __device__ bool OwnsColumn() const { return Warp() < kQuads && Lane() < OwnedOf(Warp()); }
-  __device__ int OwnColumn() const { return FirstOwned(Warp()) + Lane(); }
+  // The first threads look after them, a column each: as many for each span as it may have.
+  static constexpr int kOwnedOfSpan = kHeldOwnedMost / kQuads;
+  __device__ static bool IsOwner() { return threadIdx.x < kHeldOwnedMost; }
+  __device__ static int OwnSpan() { return threadIdx.x / kOwnedOfSpan; }
+  __device__ static int OwnPlace() { return threadIdx.x % kOwnedOfSpan; }
+  __device__ bool OwnsColumn() const { return IsOwner() && OwnPlace() < OwnedOf(OwnSpan()); }
+  __device__ int OwnColumn() const { return FirstOwned(OwnSpan()) + OwnPlace(); }
   __device__ bool IsVoid(int j) const { return j >= member_.job.size[1] || member_.log_mass(1)[j] <= kVoid; }
   // A quad's columns as they are before the first iteration: terms and scales, which are their mass.
   __device__ void TakeColumns(int q, int parity) {
@@ -104,10 +110,10 @@ class HeldRows {
 
   // Quads of a row in shared memory: all that threads may have, where that leaves room for enough rows, so that their
   // places are constants.
-  __device__ int Row() const { return HeldRowsArePadded(kQuads, sizeof(T)) ? kQuads * kHeldThreads : part_.quads; }
+  __device__ int Row() const { return HeldRowsArePadded(sizeof(T)) ? kQuads * kHeldThreads : part_.quads; }
   // Of row kKept, the first there: the thread's quad q.
   __device__ Quad* Shared(int q) const {
-    return reinterpret_cast<Quad*>(DynamicShared()) + (HeldRowsArePadded(kQuads, sizeof(T)) ? QuadAt(q) : QuadThere(q));
+    return reinterpret_cast<Quad*>(DynamicShared()) + (HeldRowsArePadded(sizeof(T)) ? QuadAt(q) : QuadThere(q));
   }
   // visit(first, densities) for groups of kGroup rows: densities(r, q, t) are quad q of row first + r; of rows that are
   // not there, some numbers. Those in registers first, since their places are constants.
@@ -174,7 +180,7 @@ class HeldRows {
       memory_.masses[threadIdx.x] = there ? static_cast<float>(member_.mass(0)[i]) : 0;
     }
     if (threadIdx.x == 0) memory_.factor = AreCosts(member_) ? static_cast<float>(-part_.frame.scale) : 1;
-    if (OwnsColumn()) memory_.column_terms[Warp()][Lane()] = TermOfColumn(OwnColumn(), parity);
+    if (OwnsColumn()) memory_.column_terms[threadIdx.x] = TermOfColumn(OwnColumn(), parity);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) TakeColumns(q, parity);
     __syncthreads();
@@ -182,7 +188,7 @@ class HeldRows {
 #pragma unroll 1
     for (int first = kKept; first < part_.held; first += kGroup) {
       MakeGroup(numbers, first, [&](int r, int q, const Quad& made) {
-        const bool own = HeldRowsArePadded(kQuads, sizeof(T)) || HasQuad(q);
+        const bool own = HeldRowsArePadded(sizeof(T)) || HasQuad(q);
         if (own && first + r < part_.held) Shared(q)[(first + r - kKept) * Row()] = made;
       });
     }

@@ -199,6 +199,7 @@ struct JobReport {
   int32_t crossing;  // and of those engines 0.
   int32_t modes;     // 1 << Mode, over all engines.
   int32_t iterations;
+  int32_t fewest;  // Of engines that still iterate.
   int32_t converged;
   int32_t reason;
   double error[2];

@@ -99,7 +99,9 @@ class DeviceSizesTest : public ConformanceTest {
 
   // On a GPU, however long slices are.
   void ExpectRightTogetherAndAlone(const std::vector<LargeShape>& shapes) {
-    const std::vector<Case> cases = CasesOf(shapes);
+    ExpectRightTogetherAndAlone(CasesOf(shapes));
+  }
+  void ExpectRightTogetherAndAlone(const std::vector<Case>& cases) {
     const std::vector<const Case*> order = PointersTo(cases);
     const std::vector<Answer> together = SolveTogether(backend(), order);
     ExpectSameBits(order, together, AllAlone(backend(), order));
@@ -197,6 +199,62 @@ TEST_P(DeviceSizesTest, SizesThatFillAGpu) {
                                {1700, 1281, 0, 0.004, 25, kStrict},
                                {3300, 2900, 3, 0.05, 12, kStrict},
                                {1200, 1300, 2, 0.05, 12, kFast}});
+}
+
+// Exponents that need float64, of which it holds floats in a frame for some iterations each; of the last ones sums leave
+// what floats hold again and again, while those of others do not.
+TEST_P(DeviceSizesTest, FramesThatFillAGpu) {
+  constexpr Precision kStrict = Precision::kStrict;
+  ExpectRightTogetherAndAlone(Chosen({{1100, 1300, 40, 0.01, 75, kStrict},
+                                      {1030, 1040, 2, 0.001, 90, kStrict},
+                                      {1500, 1404, 0, 0.001, 33, kStrict},
+                                      {2100, 2500, 3, 0.002, 140, kStrict},
+                                      {1700, 1281, 20, 0.01, 200, kStrict},
+                                      {3300, 2900, 3, 0.003, 20, kStrict},
+                                      {1025, 1150, 3, 3e-5, 60, kStrict},
+                                      {1100, 2300, 30, 1e-4, 50, kStrict}},
+                                     1));
+  const std::vector<LargeShape> shapes = {
+      {1100, 1300, 40, 0.02, 2000, kStrict, 1e-4},      {1030, 1040, 2, 0.003, 2000, kStrict, 1e-5},
+      {1500, 1404, 0, 0.002, 2000, kStrict, 1e-4, 0.5}, {2100, 2500, 3, 0.005, 2000, kStrict, 1e-5},
+      {1700, 1281, 20, 0.01, 12, kStrict, 1e-6},        {1100, 2100, 3, 0.005, 2000, kStrict, 1e-5, 0.2}};
+  std::vector<Case> cases = CasesOf(Chosen(shapes, 1));
+  if (cases.size() > 1) cases[1].solver().over_relaxation = false;
+  ExpectSolvedTogetherAndAlone(cases);
+}
+
+// Costs of any type, and rows of any length, which it copies where they are not floats in fours: held, looped, swept,
+// with and without float64's exponents, a member's own and shared.
+TEST_P(DeviceSizesTest, CostsOfEveryType) {
+  constexpr Precision kStrict = Precision::kStrict;
+  const std::vector<LargeShape> shapes = Chosen({{1100, 1027, 0, 0.05, 12, kStrict},
+                                                 {1500, 1404, 0, 0.05, 12, kStrict},
+                                                 {2300, 1025, 0, 0.001, 20, kStrict},
+                                                 {1030, 2310, 0, 0.02, 3, kStrict},
+                                                 {1050, 4499, 0, 0.05, 12, kStrict},
+                                                 {500, 4300, 0, 0.05, 12, kStrict}},
+                                                1);
+  for (DType type : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+    std::vector<Case> cases = CasesOf(shapes);
+    for (size_t k = 0; k < cases.size(); ++k) cases[k].cost = Tensor::Of(cases[k].cost.values(), type);
+    cases.push_back(cases.back());
+    cases.back().solver().update_rule = UpdateRule::kSymmetric;
+    cases.push_back(cases[0]);
+    cases.back().solver().rho_a = 1;
+    ExpectRightTogetherAndAlone(cases);
+    Random random(15);
+    Case members = cases[0];
+    const int64_t count = 3, size = members.problem.n * members.problem.m;
+    members.problem.count = count;
+    members.cost = Tensor::Of(random.Uniforms(count * size, 0, 1), type);
+    members.a = Tensor::Shared(members.a.values());
+    members.b = Tensor::Shared(members.b.values());
+    ExpectMembersAreProblems(backend(), members);
+    members.cost = Tensor::Shared(random.Uniforms(size, 0, 1), type);
+    members.a = Tensor::Of(random.Uniforms(count * members.problem.n, 0.5, 1));
+    members.solver().rho_b = 1;
+    ExpectMembersAreProblems(backend(), members);
+  }
 }
 
 // The same with relaxed marginals, which float64 damps alike.
@@ -403,7 +461,8 @@ TEST_P(DeviceSizesTest, MembersOfEverySize) {
       {1100, 1000, 40, 0.02, 20, kStrict},       {1030, 80, 3, 1e-3, 20, kStrict},
       {1100, 1300, 40, 0.1, 400, kStrict, 1e-5}, {1100, 2500, 20, 0.1, 400, kStrict, 1e-5},
       {1100, 4300, 20, 0.1, 400, kFast, 1e-5},   {1030, 4400, 3, 0.05, 300, kStrict, 1e-5},
-      {1100, 4300, 64, 0.1, 400, kStrict, 1e-5}};
+      {1100, 4300, 64, 0.1, 400, kStrict, 1e-5}, {1100, 1300, 40, 0.01, 300, kStrict, 1e-5},
+      {1100, 1060, 3, 0.003, 150, kStrict},      {1100, 2500, 3, 0.003, 75, kStrict}};
   Random random(12);
   for (const LargeShape& of : shapes) {
     for (double spread : {1.0, 4.0}) {
@@ -488,7 +547,10 @@ TEST_P(DeviceSizesTest, MembersTakeTurns) {
   constexpr int64_t kCount = 5;
   Random random(13);
   std::vector<Case> cases;
-  for (const LargeShape& of : std::vector<LargeShape>{{1100, 1300, 40, 0.1, 400, kStrict, 1e-5},
+  cases.push_back(Members({1100, 1300, 40, 0.1, 400, kStrict, 1e-5}, 3 * kCount, 1, &random));
+  for (const LargeShape& of : std::vector<LargeShape>{{1900, 1700, 40, 0.1, 400, kStrict, 1e-5},
+                                                      {1500, 1100, 3, 0.003, 250, kStrict},
+                                                      {1900, 1700, 3, 0.003, 900, kStrict, 1e-5},
                                                       {1100, 1060, 20, 0.05, 600, kFast},
                                                       {2100, 2300, 3, 0.05, 1500, kStrict},
                                                       {1100, 4300, 20, 0.1, 400, kFast, 1e-5},
@@ -508,16 +570,17 @@ TEST_P(DeviceSizesTest, MembersTakeTurns) {
     const Answer parts = SolveTogether(backend(), {&c}, 1e-5, [&](Solve*) { ++slices; })[0];
     EXPECT_EQ(DifferenceInBits(parts, whole), "");
     EXPECT_GT(slices, kCount / 2);
+    const int64_t count = c.problem.count;
     int taken = 0;
     const Answer cut = SolveTogether(backend(), {&c}, 1e-5, [&](Solve* solve) {
       if (++taken == 2) solve->FinishSoon();
     })[0];
     ASSERT_TRUE(cut.status.ok()) << cut.status;
     int cut_short = 0;
-    for (int64_t k = 0; k < kCount; ++k) {
+    for (int64_t k = 0; k < count; ++k) {
       const Convergence& member = cut.convergence[k];
       if (member.stop_reason != StopReason::kTimeBudget) {
-        EXPECT_EQ(DifferenceInBits(MemberAnswer(cut, k, kCount), MemberAnswer(whole, k, kCount)), "") << k;
+        EXPECT_EQ(DifferenceInBits(MemberAnswer(cut, k, count), MemberAnswer(whole, k, count)), "") << k;
         continue;
       }
       ++cut_short;
