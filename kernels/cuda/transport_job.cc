@@ -112,9 +112,9 @@ Layout LayoutOf(const Job& job) {
       if (together && e == 0) at.stream_scales = part.Take(row);
       if (together && e == 0 && IsJoint(job)) at.joint_told = part.Take(2 * kJointTold * kProcessors * sizeof(double));
     }
-    if (HasFrames(job)) {
-      at.exponents[e] = part.Take(KeptBytes(job, e));
-      for (int side = 0; side < 2; ++side) at.frame[e][side] = part.Take(EngineSize(job, e, side) * sizeof(double));
+    if (HasNumbers(job)) at.exponents[e] = part.Take(KeptBytes(job, e));
+    for (int side = 0; side < 2 && HasFrames(job); ++side) {
+      at.frame[e][side] = part.Take(EngineSize(job, e, side) * sizeof(double));
     }
   }
   if (MayHaveHalves(job)) densities = std::max({densities, EvenGradientBytes(job), KeptGradientBytes(job)});

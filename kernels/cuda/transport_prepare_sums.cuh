@@ -161,13 +161,24 @@ __device__ void SumChunk(const Member& member, int side, int block) {
   SumCoordinates<1>(member, view, side, chunk, slice);
 }
 
+// Cost k of all, and with a row's first ones zeros behind its last.
+__device__ inline void CopyCost(const Member& member, int64_t k, float cost) {
+  const Job& job = member.job;
+  const unsigned columns = job.size[1], row = static_cast<unsigned>(k) / columns, column = k - row * columns;
+  const int64_t stride = StreamColumns(job, 0);
+  float* const copy = member.At<float>(job.at.exponents[0]) + row * stride;
+  copy[column] = cost;
+  if (columns + column < stride) copy[columns + column] = 0;
+}
+
 __device__ inline void RangeOfCosts(const Member& member, int64_t chunk) {
   const Job& job = member.job;
   __shared__ double scratch[kMostWarps];
   const int64_t size = int64_t{job.size[0]} * job.size[1], first = chunk * kChunkCosts;
   const int64_t last = min(size, first + kChunkCosts), start = job.in.cost.shared ? 0 : member.index * size;
   double low = INFINITY, high = -INFINITY;
-  if (AreSideBySide(job.in.cost, static_cast<int>(size % 4), 4)) {
+  const bool copies = CopiesCosts(job);
+  if (!copies && AreSideBySide(job.in.cost, static_cast<int>(size % 4), 4)) {
     float least = INFINITY, most = -INFINITY;
 #pragma unroll 4
     for (int64_t i = first + 4 * threadIdx.x; i < last; i += 4 * kThreads) {
@@ -183,6 +194,7 @@ __device__ inline void RangeOfCosts(const Member& member, int64_t chunk) {
       const double cost = LoadDouble(job.in.cost.dtype, job.in.cost.data, start + i);
       low = fmin(low, cost);
       high = fmax(high, cost);
+      if (copies) CopyCost(member, i, static_cast<float>(cost));
     }
   }
   low = -BlockMax(-low, scratch);

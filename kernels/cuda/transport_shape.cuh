@@ -143,7 +143,6 @@ __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relax
 constexpr int kStreamColumnsMost = 16384;
 constexpr int kEndColumns = 64;  // Of a block that adds up slabs.
 constexpr int kKeptRowsLeast = 1024;
-constexpr int kStreamFew = 1 << 21;  // Rows times columns.
 // Whether there are enough of both sides for that, and too many of one to be solved on the chip.
 __host__ __device__ inline bool AreManyRows(const Job& job) {
   return job.size[0] >= kKeptRowsLeast && job.size[1] >= kKeptRowsLeast &&
@@ -152,10 +151,6 @@ __host__ __device__ inline bool AreManyRows(const Job& job) {
 __host__ __device__ inline bool MayStream(const Job& job) {
   return job.hopper && job.precision != Precision::kDouble && job.size[1] <= kStreamColumnsMost &&
          (job.engines == 1 || job.size[0] <= kStreamColumnsMost);
-}
-__host__ __device__ inline bool StreamsCosts(const Job& job) {
-  return MayStream(job) && job.dense && job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0 &&
-         (AreManyRows(job) || int64_t{job.size[0]} * job.size[1] >= kStreamFew);
 }
 // Numbers of a row.
 __host__ __device__ inline int StreamColumns(const Job& job, int engine) {
@@ -314,6 +309,18 @@ __host__ __device__ inline bool KeepsExponents(const Job& job) {
           (KeepsHalves(job) && MayLoop(job) && !LoopsPoints(job))) &&
          job.solver.max_iterations >= kKeptIterationsLeast && AreManyRows(job) && MostKeptBytes(job) <= kKeptBytesMost;
 }
+// Dense jobs whose costs are streamed, by whole numbers of 16 bytes a row: as they were given, or copied by the
+// preparation as floats, rows padded, if that is not too much memory.
+constexpr int kStreamFew = 1 << 21;  // Rows times columns.
+__host__ __device__ inline bool HasCostRows(const Job& job) {
+  return job.in.cost.dtype == DType::kFloat32 && job.size[1] % 4 == 0;
+}
+__host__ __device__ inline bool StreamsCosts(const Job& job) {
+  const bool copies = job.solver.max_iterations >= kKeptIterationsLeast && KeptBytes(job, 0) <= kKeptBytesMost;
+  return MayStream(job) && job.dense && (HasCostRows(job) || copies) &&
+         (AreManyRows(job) || int64_t{job.size[0]} * job.size[1] >= kStreamFew);
+}
+__host__ __device__ inline bool CopiesCosts(const Job& job) { return job.streamed && job.dense && !HasCostRows(job); }
 // Looped clouds of FAST whose densities are made of products in every iteration, once for both sides: blocks have some
 // columns, and all rows pass by (transport_cloud_loop.cu). Where exponents are not kept, and half steps take longer.
 constexpr int kCloudLoopLeast = 14000;                                  // Columns.
@@ -348,8 +355,9 @@ __host__ __device__ inline bool FramesExponents(const Job& job) {
 }
 // Whether members in kMixed are held from one renewal of their frames to the next.
 __host__ __device__ inline bool HoldsFrames(const Job& job) { return job.held && job.framed && job.engines == 1; }
-// Whether there is room for exponents and their frames.
+// Whether there is room for exponents and their frames; for exponents, or for copies of costs.
 __host__ __device__ inline bool HasFrames(const Job& job) { return job.framed || (job.streamed && !job.dense); }
+__host__ __device__ inline bool HasNumbers(const Job& job) { return HasFrames(job) || CopiesCosts(job); }
 // Whether passes over an engine in this state are: its statistics then lie as Geometry::kStream.
 __host__ __device__ inline bool IsStreamed(const Job& job, const EngineState& state) {
   if (state.mode == kMixed) return job.framed && (state.kept & kKept) != 0;

@@ -59,7 +59,8 @@ struct StreamFrame {
 __device__ inline StreamFrame StreamFrameOf(const Member& member, const EngineState& state) {
   return {*member.At<double>(member.job.at.stream_reference), kLog2E / state.epsilon};
 }
-// Whether numbers are costs as they were given. What it says of members that are not swept is memory that is there.
+// Whether numbers are costs, as they were given or copied. What it says of members that are not swept is memory that is
+// there.
 __device__ inline bool AreCosts(const Member& member) {
   const Job& job = member.job;
   return job.dense && job.streamed && (!job.framed || member.state(0)->mode == kFloat);
@@ -70,7 +71,7 @@ __device__ inline double BaseOf(const Member& member, int engine, int side, int 
 template <typename T>
 __device__ inline const T* NumbersOf(const Member& member, int engine) {
   const Job& job = member.job;
-  if (!AreCosts(member)) return member.At<T>(job.at.exponents[engine]);
+  if (!AreCosts(member) || CopiesCosts(job)) return member.At<T>(job.at.exponents[engine]);
   const int64_t first = job.in.cost.shared ? 0 : member.index * job.size[0] * job.size[1];
   return static_cast<const T*>(job.in.cost.data) + first;
 }

@@ -74,7 +74,7 @@ struct Layout {
   int64_t loop_frames;       // float[3, padded n]: terms of rows
   int64_t joint_told;        // double[2, kJointTold, kProcessors]; jobs that IsJoint
   int64_t stream_reference;  // double: what columns' potentials are seen from
-  int64_t exponents[3];      // [engine]: float, of FAST half or Density [rows, StreamColumns]; jobs that HasFrames
+  int64_t exponents[3];      // [engine]: float, of FAST half or Density [rows, StreamColumns]; jobs that HasNumbers
   int64_t frame[3][2];       // [engine][side]: double[size]: the phi that they were made at
   int64_t exact;             // double[n, ExactColumns]: z; jobs that IsExactOnChip
   int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
