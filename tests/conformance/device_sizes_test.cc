@@ -201,8 +201,8 @@ TEST_P(DeviceSizesTest, SizesThatFillAGpu) {
                                {1200, 1300, 2, 0.05, 12, kFast}});
 }
 
-// Exponents that need float64, of which it holds floats in a frame for some iterations each; of the last ones sums leave
-// what floats hold again and again, while those of others do not.
+// Exponents that need float64, of which it holds floats in a frame for some iterations each; of the last ones sums
+// leave what floats hold again and again, while those of others do not.
 TEST_P(DeviceSizesTest, FramesThatFillAGpu) {
   constexpr Precision kStrict = Precision::kStrict;
   ExpectRightTogetherAndAlone(Chosen({{1100, 1300, 40, 0.01, 75, kStrict},
