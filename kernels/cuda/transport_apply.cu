@@ -148,9 +148,10 @@ __global__ void __launch_bounds__(kThreads, kMode == kDouble ? 1 : 2) ApplyKerne
   const bool is_gradient = right.what == Right::kPoints && WantsGradient(job, side);
   const int terms = multiply && is_gradient && job.engines > 1 ? 2 : 1;
   for (int t = 0; t < terms; ++t) {
-    const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
-    const TileContext c = MakeTileContext(job, member.index, engine, pass_side, member.state(engine)->epsilon);
-    right.Find(member, side, MeasureOf(engine, 1 - pass_side));
+    const PlanSide plan = PlanSide::Term(side, t);
+    const TileContext c =
+        MakeTileContext(job, member.index, plan.engine, plan.side, member.state(plan.engine)->epsilon);
+    right.Find(member, side, plan.other);
     RowProducts<T> rows;
     if (t > 0) w.plan = w.linear = false;
     const int all_tiles = static_cast<int>(CeilDiv(c.columns, kTile));

@@ -83,9 +83,10 @@ __global__ void __launch_bounds__(kThreads) DirectionsKernel(LaunchTable table, 
   Directions own = {};
   // Debiased problems have a second term.
   for (int t = 0; t < (job.engines > 1 ? 2 : 1); ++t) {
-    const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
-    const TileContext c = MakeTileContext(job, member.index, engine, pass_side, member.state(engine)->epsilon);
-    const double* points = member.At<double>(job.at.points64[MeasureOf(engine, 1 - pass_side)]);
+    const PlanSide plan = PlanSide::Term(side, t);
+    const TileContext c =
+        MakeTileContext(job, member.index, plan.engine, plan.side, member.state(plan.engine)->epsilon);
+    const double* points = member.At<double>(job.at.points64[plan.other]);
     if (t == 0) own.Load(c, member.At<double>(job.at.points64[side]), row0, first);
     for (int col0 = 0; col0 < c.columns; col0 += kTile) {
       __syncthreads();  // The tile before has been read.

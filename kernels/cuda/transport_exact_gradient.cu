@@ -100,27 +100,26 @@ __global__ void __launch_bounds__(kThreads, 2) ExactGradientKernel(LaunchTable t
   static_assert(kThreads >= kTile * (kFewDims + 1), "a thread for a row's coordinate");
   double gradient = 0;
   for (int t = 0; t < of.terms; ++t) {
-    const int side = of.side, engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
-    const EngineState& state = *member.state(engine);
-    const int own = MeasureOf(engine, pass_side), other = MeasureOf(engine, 1 - pass_side);
-    const double* phi = member.phi(engine, state.parity, pass_side);
-    const double* column_phi = member.phi(engine, state.parity, 1 - pass_side);
+    const int side = of.side;
+    const PlanSide plan = PlanSide::Term(side, t);
+    const EngineState& state = *member.state(plan.engine);
+    const double *phi = member.phi(plan.engine, state.parity, plan.side), *own_mass = member.mass(plan.own);
     const double scale = kLog2E / state.epsilon;
     __syncthreads();  // What is there has been read.
     if (threadIdx.x == 0) {
-      sides = ExactSidesOf(member, engine, pass_side, of.block, scale);
-      terms = {column_phi, member.log_mass(other), column_phi[0], scale, job.size[other]};
+      sides = ExactSidesOf(member, plan.engine, plan.side, of.block, scale);
+      terms = ExactTermsOf(member, plan, scale);
     }
     __syncthreads();
-    SumRows(sides, terms, phi, member.mass(own), &memory, &sums);
+    SumRows(sides, terms, phi, own_mass, &memory, &sums);
     // 3. What follows for the row.
     const int row = threadIdx.x / (kFewDims + 1), k = threadIdx.x % (kFewDims + 1);
     const int64_t i = sides.first_row + row;
     if (i >= sides.rows || k >= job.dim) continue;
-    const double mass = member.mass(own)[i] * sums[row][0], value = member.mass(own)[i] * sums[row][1 + k];
+    const double mass = own_mass[i] * sums[row][0], value = own_mass[i] * sums[row][1 + k];
     if (t == 0 && ProjectsMeans(job, side)) {
       StoreOutput(ProjectionOf(job, side), (member.index * sides.rows + i) * job.dim + k,
-                  mass > 0 ? value / mass + member.At<double>(job.at.centre[other])[k] : 0);
+                  mass > 0 ? value / mass + member.At<double>(job.at.centre[plan.other])[k] : 0);
     }
     if (!WantsGradient(job, side)) continue;
     gradient += GradientTerm(member, side, t > 0, i, k, mass, value);

@@ -423,6 +423,11 @@ struct ExactTerms {
     return j < count ? fmax(Term(phi, log_weight, reference, scale, j), kNoTerm) : kNoTerm;
   }
 };
+// At the present potentials, which are in double.
+__device__ inline ExactTerms ExactTermsOf(const Member& member, const PlanSide& plan, double scale) {
+  const double* phi = member.phi(plan.engine, member.state(plan.engine)->parity, 1 - plan.side);
+  return {phi, member.log_mass(plan.other), phi[0], scale, member.job.size[plan.other]};
+}
 // A block's part of the columns' tiles.
 struct TileRange {
   int first, last;

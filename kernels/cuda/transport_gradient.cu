@@ -42,11 +42,11 @@ __global__ void __launch_bounds__(kThreads, kTiles > 1 ? 1 : PiecesOf(kParts, kC
   const int terms_of = job.engines > 1 && WantsGradient(job, side) ? 2 : 1;
 #pragma unroll 1
   for (int t = 0; t < terms_of; ++t) {
-    const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
+    const PlanSide plan = PlanSide::Term(side, t);
     __syncthreads();
     if (threadIdx.x == 0) {
-      FillShape(member, RowBlock{member.index, engine, block, rank / cuts, ranks / cuts}, pass_side, Pass::kMeasure,
-                &c);
+      FillShape(member, RowBlock{member.index, plan.engine, block, rank / cuts, ranks / cuts}, plan.side,
+                Pass::kMeasure, &c);
       if (kTiles > 1) {
         c.first_tile = min(c.first_tile + rank % cuts * kTiles, c.last_tile);
         c.last_tile = min(c.first_tile + kTiles, c.last_tile);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, kTiles > 1 ? 1 : PiecesOf(kParts, kC
     float level[2], weight[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const RowLevel of = LevelOf(member, c, engine, pass_side, row0 + 8 * row);
+      const RowLevel of = LevelOf(member, c, plan.engine, plan.side, row0 + 8 * row);
       t == 0 ? mass[0][row] = of.mass : mass[1][row] = of.mass;
       level[row] = of.level;
       weight[row] = t == 0 ? 1 : static_cast<float>(-of.mass);

@@ -77,10 +77,9 @@ __global__ void __launch_bounds__(kThreads, 2) ExactSweepKernel(LaunchTable tabl
   const double* phi = member.phi(engine, state->parity, side);
   if (threadIdx.x == 0) {
     any = SourcesOf(v, b.group, side, sources);
-    const int other = MeasureOf(engine, 1 - side);
-    const double* others = member.phi(engine, state->parity, 1 - side);
-    sides = ExactSidesOf(member, engine, side, b.rows.block, kLog2E / state->epsilon);
-    terms = {others, member.log_mass(other), others[0], kLog2E / state->epsilon, job.size[other]};
+    const double scale = kLog2E / state->epsilon;
+    sides = ExactSidesOf(member, engine, side, b.rows.block, scale);
+    terms = ExactTermsOf(member, PlanSide(engine, side), scale);
   }
   __syncthreads();
   if (!any) return;

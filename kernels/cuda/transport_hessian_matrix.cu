@@ -168,9 +168,10 @@ __global__ void __launch_bounds__(kThreads, 1) MatrixStoreKernel(LaunchTable tab
   const int terms = job.engines > 1 && HasProducts(job, 1 + side) ? 2 : 1;
 #pragma unroll 1
   for (int t = 0; t < terms; ++t) {
-    const int engine = t == 0 ? 0 : 1 + side, pass_side = t == 0 ? side : 0;
-    BeginPass<kPlanes>(member, RowBlock{work.member, engine, work.block, rank, ranks}, pass_side, &c, &v[t], full[t]);
-    Bends<kPlanes, kColumns> bends(member, c, v[t], pass_side, work.q, false, true, numbers, full[t]);
+    const PlanSide plan = PlanSide::Term(side, t);
+    BeginPass<kPlanes>(member, RowBlock{work.member, plan.engine, work.block, rank, ranks}, plan.side, &c, &v[t],
+                       full[t]);
+    Bends<kPlanes, kColumns> bends(member, c, v[t], plan.side, work.q, false, true, numbers, full[t]);
     const double bent_scale = BentScale(member, v[t], work.q), sign = t == 0 ? 1 : -1;
     float bent_weight[2], weight[2];
     for (int row = 0; row < 2; ++row) {

@@ -24,25 +24,15 @@ __host__ __device__ inline bool IsBent(const Job& job, int mode) {
   return MultipliesDoubles(job) && mode != kDouble && (mode != kFloat || !MayHaveStepHalves(job));
 }
 
-// A plan that a side's products are made of.
-struct PlanSide {
-  int engine, side, own, other;
-  __host__ __device__ PlanSide(int engine_of, int side_of)
-      : engine(engine_of),
-        side(side_of),
-        own(MeasureOf(engine_of, side_of)),
-        other(MeasureOf(engine_of, 1 - side_of)) {}
-  // Of term `term` of side `side_of`.
-  __host__ __device__ static PlanSide Term(int side_of, int term) {
-    return term == 0 ? PlanSide(0, side_of) : PlanSide(1 + side_of, 0);
-  }
-  __host__ __device__ bool others_move(const Job& job) const { return DirectionOf(job, other).data != nullptr; }
-};
+// Whether a plan's columns move.
+__host__ __device__ inline bool OthersMove(const Job& job, const PlanSide& plan) {
+  return DirectionOf(job, plan.other).data != nullptr;
+}
 __host__ __device__ inline int TermsOf(const Job& job, int side) {
   return job.engines > 1 && HasProducts(job, 1 + side) ? 2 : 1;
 }
 __host__ __device__ inline int64_t BentBytes(const Job& job, const PlanSide& plan) {
-  return WeightColumnBytes(job.size[plan.other]) * (plan.others_move(job) ? 2 : 1);
+  return WeightColumnBytes(job.size[plan.other]) * (OthersMove(job, plan) ? 2 : 1);
 }
 __host__ __device__ inline int64_t ItemBytes(const Job& job, int side) {
   int64_t bytes = 0;
@@ -107,18 +97,16 @@ class BentPlan {
  public:
   __device__ BentPlan(const Member& member, const BentRows& of, BentMemory* memory)
       : member_(member), memory_(*memory) {
-    const Job& job = member.job;
     const PlanSide plan(of.engine, of.side);
     const EngineState& state = *member.state(of.engine);
     phi_ = member.phi(of.engine, state.parity, of.side);
     mass_ = member.mass(plan.own);
     if (threadIdx.x == 0) {
-      const double* column_phi = member.phi(of.engine, state.parity, 1 - of.side);
       const double scale = kLog2E / state.epsilon;
       memory_.sides = ExactSidesOf(member, of.engine, of.side, of.block, scale);
       memory_.sides.dx = StepsOfDirection(plan.own, of.q);
       memory_.sides.dy = StepsOfDirection(plan.other, of.q);
-      memory_.terms = {column_phi, member.log_mass(plan.other), column_phi[0], scale, job.size[plan.other]};
+      memory_.terms = ExactTermsOf(member, plan, scale);
       memory_.v = VectorsOf(member, of.engine);
     }
     __syncthreads();
@@ -261,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 1) BentWeightsKernel(LaunchTable tab
           static_cast<int>(work.block % splits)};
     segments[0] = WeightsOfItem(Member{job, of.member}, item, ItemBytes(job, side)) +
                   (term == 0 ? 0 : BentBytes(job, PlanSide::Term(side, 0)));
-    segments[1] = plan.others_move(job) ? segments[0] + WeightColumnBytes(job.size[plan.other]) : nullptr;
+    segments[1] = OthersMove(job, plan) ? segments[0] + WeightColumnBytes(job.size[plan.other]) : nullptr;
   }
   __syncthreads();
   const Member member{job, of.member};
@@ -324,7 +312,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) BentSumsKernel(LaunchTable tab
       const int columns = job.size[plan.other];
       v[t] = VectorsOf(member, plan.engine);
       weights = segments.Add(weights, member.At<double>(job.at.points64[plan.other]), columns);
-      if (!plan.others_move(job)) continue;
+      if (!OthersMove(job, plan)) continue;
       weights = segments.Add(weights, StepDoublesOf(member, plan.other) + q * columns * job.dim, columns);
     }
   }

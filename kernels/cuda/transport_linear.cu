@@ -217,9 +217,8 @@ __global__ void __launch_bounds__(kThreads, 2) ExactLinearKernel(LaunchTable tab
   if (!IsSolved(member)) return;
   const double scale = kLog2E / state.epsilon;
   if (threadIdx.x == 0) {
-    const double* phi = member.phi(0, state.parity, 1);
     sides = ExactSidesOf(member, 0, 0, block / splits, scale);
-    terms = {phi, member.log_mass(1), phi[0], scale, sides.columns};
+    terms = ExactTermsOf(member, PlanSide(0, 0), scale);
   }
   __syncthreads();
   // Others are right to 2^-26 of themselves. Costs of dots may be anything.

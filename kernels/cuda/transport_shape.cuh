@@ -20,6 +20,21 @@ __host__ __device__ inline int EngineSize(const Job& job, int engine, int side) 
   return job.size[MeasureOf(engine, side)];
 }
 
+// A plan as its rows see it: an engine's side, and which of x and y its rows and its columns are.
+struct PlanSide {
+  int engine, side, own, other;
+  __host__ __device__ PlanSide(int engine_of, int side_of)
+      : engine(engine_of),
+        side(side_of),
+        own(MeasureOf(engine_of, side_of)),
+        other(MeasureOf(engine_of, 1 - side_of)) {}
+  // What a side's gradients and products are made of: the plan, and, of debiased problems, which have a second term,
+  // that of the side's own problem.
+  __host__ __device__ static PlanSide Term(int side_of, int term) {
+    return term == 0 ? PlanSide(0, side_of) : PlanSide(1 + side_of, 0);
+  }
+};
+
 // What exponents are made of.
 enum class Source : int {
   kProducts,   // Of points; DOUBLE: squared distances.

@@ -24,15 +24,6 @@ WeightShape ShapeOf(const Job& job, int side) {
 
 #if SINKHORN_HOPPER
 
-// An engine's side, as a term has it.
-struct TermSides {
-  int engine, side, own, other;
-  __device__ TermSides(int side_of_job, int term)
-      : engine(term == 0 ? 0 : 1 + side_of_job),
-        side(term == 0 ? side_of_job : 0),
-        own(MeasureOf(engine, side)),
-        other(MeasureOf(engine, 1 - side)) {}
-};
 // Whose rows.
 struct ItemWork {
   int64_t member;
@@ -62,22 +53,21 @@ __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
   const Member member{job, of.member};
   if (!IsSolved(member)) return;
-  const TermSides term(side, of.term);
-  const EngineState& state = *member.state(term.engine);
-  const double* phi = member.phi(term.engine, state.parity, term.side);
+  const PlanSide plan = PlanSide::Term(side, of.term);
+  const EngineState& state = *member.state(plan.engine);
+  const double* phi = member.phi(plan.engine, state.parity, plan.side);
   if (threadIdx.x == 0) {
-    const double* column_phi = member.phi(term.engine, state.parity, 1 - term.side);
     const double scale = kLog2E / state.epsilon;
     const int block = chunk * job.weight_items[side] + of.item;
-    sides = ExactSidesOf(member, term.engine, term.side, block, scale);
+    sides = ExactSidesOf(member, plan.engine, plan.side, block, scale);
     sides.factor = DistanceFactor(scale);
-    terms = {column_phi, member.log_mass(term.other), column_phi[0], scale, job.size[term.other]};
+    terms = ExactTermsOf(member, plan, scale);
   }
   __syncthreads();
   char* const segment = WeightsOfItem(member, of.item, DirectionItemBytes(job, side)) +
                         (of.term == 0 ? 0 : WeightColumnBytes(job.size[1 - side]));
   Tiles tiles(sides, &memory);
-  const Distances<Tiles> distances(member, term.own, term.other, sides, terms, phi, &distance_memory);
+  const Distances<Tiles> distances(member, plan.own, plan.other, sides, terms, phi, &distance_memory);
   const TileRange range = TilesOf<Tiles>(sides.columns, of.part, splits);
   // In units of the first term.
   const float sign = of.term == 0 ? 1 : static_cast<float>(-member.state(0)->epsilon / state.epsilon);
@@ -113,7 +103,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
     segments.Begin();
     char* weights = WeightsOfItem(member, of.item, DirectionItemBytes(job, side));
     for (int t = 0; t < TermsOf(job); ++t) {
-      const int other = TermSides(side, t).other;
+      const int other = PlanSide::Term(side, t).other;
       weights = segments.Add(weights, member.At<double>(job.at.points64[other]), job.size[other]);
     }
   }
