@@ -2,7 +2,7 @@
 // the data's ranges the arithmetic that each member needs.
 //
 // Step 0  cosines: points on the unit sphere
-// Step 1  sums and ranges of chunks of points, ranges of chunks of costs
+// Step 1  sums and ranges of chunks of points, ranges of chunks of costs, and copies of those that sweeps cannot read
 // Step 2  centres and boxes of the clouds
 // Step 3  points, as sums of two halves too (of lean jobs alone), norms, masses, potentials
 // Step 4  states, and what lean jobs turn out to lack

@@ -214,7 +214,8 @@ __host__ __device__ inline HeldKind HeldKindOf(const Job& job, Mode mode) {
   if (IsPlain(job)) return HeldKind::kPlain;
   return IsAccelerated(job) && (HeldQuads(job) == 2 || mode == kMixed) ? HeldKind::kExtrapolated : HeldKind::kJudged;
 }
-__host__ __device__ inline int HeldRoom(const Job& job, bool registers) {  // Rows that a block has room for.
+// Rows that a block has room for, whatever the member's mode.
+__host__ __device__ inline int HeldRoom(const Job& job, bool registers) {
   const int number_bytes = KeepsHalves(job) ? 2 : 4, quads = HeldQuads(job);
   const int columns = HeldRowsArePadded(number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
   return HeldBytes(HeldKindOf(job, kMixed)) / (columns * number_bytes) +

@@ -130,9 +130,6 @@ class Slice : private OutputLaunches {
     return
         [this](const LaunchTable& t, int64_t problems, const HeldLaunch& of) { LaunchHeld(t, problems, of, stream()); };
   }
-  auto Holding(const HeldLaunch& of) {
-    return [=, hold = Holding()](const LaunchTable& t, int64_t problems) { hold(t, problems, of); };
-  }
   // Those that are held from now on; whether there are any.
   bool Hold(Set* set, int64_t done) {
     const Set holding = TakeTogether(
@@ -336,7 +333,10 @@ class Slice : private OutputLaunches {
     const auto launches = ByKind<HeldLaunch>(
         holding, [](const TransportResident& r, auto add) { add(FramedLaunchOf(r.job(), r.FramesToHold())); });
     for (const auto& [launch, chosen] : launches) {
-      Later(TableOf(chosen, [](const Job& job) { return job.turn_members; }), Holding(launch));
+      Later(TableOf(chosen, [](const Job& job) { return job.turn_members; }),
+            [this, launch = launch](const LaunchTable& t, int64_t problems) {
+              LaunchHeld(t, problems, launch, stream());
+            });
     }
     double seconds = 0;
     Set left;

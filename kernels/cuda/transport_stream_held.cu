@@ -6,13 +6,12 @@
 // rows' weights. A thread has the same columns of every row. Columns' sums of a block's rows go to the blocks that add
 // up those columns, and their scales come back from there, both through memory. Where rows are more than there is room
 // for, the others' exponents are read again in each iteration, four rows at a time, whose sums and weights come first,
-// so that they are read once. Potentials are what sums say at the end. Where one leaves the range in which densities
-// have all their digits, the iteration before was the last, and densities are made anew at its potentials; if that does
-// not help, sweeps (transport_stream.cu) go on.
+// so that they are read once. Potentials are what sums say at the end (transport_stream_held_end.cuh). Where one leaves
+// the range in which densities have all their digits, the iteration before was the last, and densities are made anew at
+// its potentials; if that does not help, sweeps (transport_stream.cu) go on.
 //
 // Where that takes less time than a sweep (HeldMeasures), the launch that makes the last of a fixed number of
-// iterations measures as well: rows by what they sum up to in the iteration that would come next, columns by what they
-// did in the last.
+// iterations measures as well.
 //
 // Members whose exponents need float64 are held between one renewal of their frames (transport_exact.cu) and the
 // next.
@@ -23,6 +22,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/transport_joint.cuh"
+#include "kernels/cuda/transport_stream_held_end.cuh"
 #include "kernels/cuda/transport_stream_held_judge.cuh"
 
 namespace sinkhorn {
@@ -40,25 +40,26 @@ struct HeldTask {
 
 // A block's part of a problem.
 template <int kQuads, typename T, bool kReads, HeldKind kKind>
-class HeldSweeps : private HeldRows<kQuads, T, kReads> {
+class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
   using Rows = HeldRows<kQuads, T, kReads>;
-  using Rows::EachGroup, Rows::FirstOwned, Rows::HasColumns, Rows::HasQuad, Rows::IsVoid, Rows::kGroup, Rows::kUnit;
-  using Rows::IsOwner, Rows::kOwnedOfSpan, Rows::Lane, Rows::member_, Rows::memory_, Rows::OwnColumn, Rows::OwnedOf;
+  using End = HeldEnd<kQuads, T, kReads>;
+  using End::IsNear, End::Measure, End::meeting_, End::OwnSums, End::RowSums, End::Scratch, End::Store, End::turn_;
+  using End::WholeOfRow;
+  using Rows::EachGroup, Rows::FirstOwned, Rows::HasColumns, Rows::HasQuad, Rows::IsOwner, Rows::IsVoid, Rows::kGroup;
+  using Rows::kOwnedOfSpan, Rows::kUnit, Rows::Lane, Rows::member_, Rows::memory_, Rows::OwnColumn, Rows::OwnedOf;
   using Rows::OwnPlace, Rows::OwnsColumn, Rows::OwnSpan, Rows::part_, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
   using Rows::QuadThere, Rows::scale_, Rows::term_, Rows::Warp;
   using typename Rows::QuadOf;
   static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
   static constexpr bool kMeasures = HeldMeasures(kKind, kQuads, sizeof(T) == 2, kReads);
-  static constexpr float kMostDrift = QuadOf::kMostDrift;
   using Joint = JointIterations<kHeldThreads, kHeldOwnedMost>;
   static constexpr int kAddingThreads = kJudged ? kHeldThreads - 32 : kHeldThreads;
 
  public:
   __device__ HeldSweeps(const Member& member, int blocks, HeldMemory* memory)
-      : Rows(member, blocks, memory),
+      : End(member, blocks, memory),
         judge_(member, memory->part),
-        joint_(member, kJoint ? &JointOfBlock()->joint : nullptr, kJoint ? JointOfBlock()->masses : nullptr),
-        meeting_(member.At<unsigned>(member.job.at.arrivals), blocks) {}
+        joint_(member, kJoint ? &JointOfBlock()->joint : nullptr, kJoint ? JointOfBlock()->masses : nullptr) {}
 
   __device__ void Run(const HeldTask& task) {
     const Job& job = member_.job;
@@ -118,9 +119,7 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
   __device__ float MassOfOwn() const {
     return !OwnsColumn() || IsVoid(OwnColumn()) ? 0 : static_cast<float>(member_.mass(1)[OwnColumn()]);
   }
-  __device__ HeldSums& OwnSums() const { return memory_.column_sums[threadIdx.x]; }
   __device__ uint32_t Tag() const { return turn_ & 1; }
-  __device__ static bool IsNear(float x) { return x > 1 / kMostDrift && x < kMostDrift; }
 
   __device__ void Make(int parity) {
     Rows::Make(parity);
@@ -229,16 +228,6 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     const float of_warp = SumOfRow(sum);
     const int row = first + Lane() / kLanes;
     if (Lane() % kLanes == 0 && row < end) memory_.parts[Warp()][row] = of_warp;
-  }
-  // By turn.
-  __device__ float* RowSums(int turn) const { return memory_.row_sums[turn & 1]; }
-  // The lane's row's sum.
-  __device__ float WholeOfRow() const {
-    float sum = 0;
-    if (Lane() >= part_.rows) return sum;
-#pragma unroll
-    for (int w = 0; w < kHeldWarps; ++w) sum += memory_.parts[w][Lane()];
-    return sum;
   }
   // A lane for each row, in every warp that has columns, and in the last, which judges; those that are read have their
   // weights. What cannot be weighted is no number, nor is any column's sum then.
@@ -431,112 +420,8 @@ class HeldSweeps : private HeldRows<kQuads, T, kReads> {
     return numbers;
   }
 
-  // ---- Potentials ---------------------------------------------------------------------------------------------------
-
-  // From those of parity `from`, where densities were made: if there are new ones, those; and what sweeps want of them.
-  __device__ void Store(int from, int to, bool moved) const {
-    const int row = threadIdx.x;
-    if (row < part_.rows && moved) {
-      const int i = part_.first_row + row;
-      const double power = memory_.terms[row] - log2(static_cast<double>(RowSums(turn_)[row]));
-      member_.phi(0, to, 0)[i] = PhiOfRow(i, power);
-    }
-    if (!OwnsColumn()) return;
-    const int j = OwnColumn();
-    float* term = member_.template At<float>(member_.job.at.stream_terms[0]) + j;
-    *term = static_cast<float>(kVoid);
-    if (j >= member_.job.size[1]) return;
-    const double base = BaseOf(member_, 0, 1, j), log_mass = member_.log_mass(1)[j];
-    double phi = member_.phi(0, from, 1)[j];
-    if (moved && log_mass > kVoid) {
-      phi = PhiOfColumn(j, memory_.column_terms[threadIdx.x] - log2(static_cast<double>(OwnSums().last)));
-    }
-    member_.phi(0, to, 1)[j] = phi;
-    *term = part_.frame.ColumnTerm(phi, base, log_mass);
-  }
-
-  // ---- What the plan's marginals are --------------------------------------------------------------------------------
-
-  __device__ BlockStats* StatsOfWarps() const {
-    static_assert(sizeof(memory_.columns) >= kHeldWarps * sizeof(BlockStats), "room");
-    return reinterpret_cast<BlockStats*>(memory_.columns);
-  }
-  __device__ double* Scratch() const { return reinterpret_cast<double*>(memory_.weights); }
-
-  // At the potentials of parity `to`, which have been stored: columns were added up at these rows, and what rows sum up
-  // to at these columns is known in parts.
-  __device__ void Measure(int to) {
-    meeting_.Arrive();
-    meeting_.Await();
-    const StreamFrame frame = part_.frame;
-    const float sum = WholeOfRow();
-    double seen = log2(static_cast<double>(sum)) - memory_.terms[Lane()];
-    for (unsigned far = __ballot_sync(0xffffffffu, Lane() < part_.rows && !IsNear(sum)); far != 0; far &= far - 1) {
-      const int r = __ffs(far) - 1;
-      const double exact = LogSum(0, part_.first_row + r, to);
-      if (Lane() == r) seen = exact;
-    }
-    FillVoid(to);
-    const double reference = __ldcg(member_.phi(0, to, 1));
-    BlockStats stats = NoStats();
-    if (Warp() == 0 && Lane() < part_.rows) {
-      const int i = part_.first_row + Lane();
-      const double lse = seen + (frame.reference - BaseOf(member_, 0, 0, i)) * frame.scale;
-      stats = MeasurePlain(member_, 0, i, member_.phi(0, to, 0)[i], reference, lse, frame.scale);
-    }
-    StoreStats(stats, true, member_.stats(0, 0) + part_.rank, StatsOfWarps());
-    stats = NoStats();
-    if (OwnsColumn() && OwnColumn() < member_.job.size[1]) {
-      const int j = OwnColumn();
-      const double phi = __ldcg(member_.phi(0, to, 1) + j);
-      seen = log2(static_cast<double>(OwnSums().last)) - memory_.column_terms[threadIdx.x];
-      const double lse = seen - (frame.reference + BaseOf(member_, 0, 1, j)) * frame.scale;
-      stats = MeasurePlain(member_, 1, j, phi, -reference, IsVoid(j) ? -phi * frame.scale : lse, frame.scale);
-    }
-    StoreStats(stats, true, member_.stats(0, 1) + part_.rank, StatsOfWarps());
-  }
-  // Columns without mass, which no row sees.
-  __device__ void FillVoid(int to) {
-    const int size = member_.job.size[1];
-    bool any = false;
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        any = any || (4 * QuadAt(q) + k < size && term_[q][k] <= static_cast<float>(kVoid / 2));
-      }
-    }
-    if (!__syncthreads_or(any)) return;  // The same in all blocks.
-    for (int q = 0; q < kQuads; ++q) {
-      for (int c = 0; c < OwnedOf(q); ++c) {
-        const int j = FirstOwned(q) + c;
-        if (j >= size || !IsVoid(j)) continue;
-        const double phi = PhiOfColumn(j, -LogSum(1, j, to));
-        if (threadIdx.x != 0) continue;
-        member_.phi(0, to, 1)[j] = phi;
-        member_.template At<float>(member_.job.at.stream_terms[0])[j] =
-            part_.frame.ColumnTerm(phi, BaseOf(member_, 0, 1, j), kVoid);
-      }
-    }
-    meeting_.Arrive();
-    meeting_.Await();
-  }
-  // log2 of a row's or a column's sum, without its own term, in double.
-  __device__ double LogSum(int side, int k, int to) const {
-    const StreamFrame frame = part_.frame;
-    const T* numbers = NumbersOf<T>(member_, 0);
-    const double factor = AreCosts(member_) ? -frame.scale : 1, sign = side == 0 ? -1 : 1;
-    return BlockLogSum(member_.job.size[1 - side], Scratch(), [&](int i) {
-      const double phi = __ldcg(member_.phi(0, to, 1 - side) + i), base = BaseOf(member_, 0, 1 - side, i);
-      const double number = LoadNumber(numbers + int64_t{side == 0 ? k : i} * part_.columns + (side == 0 ? i : k));
-      return number * factor + (phi - base + sign * frame.reference) * frame.scale + member_.log_mass(1 - side)[i];
-    });
-  }
-
   HeldJudge<kJudged> judge_;
   Joint joint_;
-  HeldMeeting meeting_;
-  int turn_ = 0;                              // Iterations begun.
   bool stopped_ = false;                      // By the last one.
   float4 read_[kReads ? kGroup : 1][kQuads];  // Of the rows that are read next,
   float sum_[kReads ? kQuads : 1][4];         // and what such rows have added to the columns.

@@ -108,8 +108,7 @@ class HeldRows {
 
   // ---- Densities ----------------------------------------------------------------------------------------------------
 
-  // Quads of a row in shared memory: all that threads may have, where that leaves room for enough rows, so that their
-  // places are constants.
+  // Quads of a row in shared memory: of halves all that threads may have, so that their places are constants.
   __device__ int Row() const { return HeldRowsArePadded(sizeof(T)) ? kQuads * kHeldThreads : part_.quads; }
   // Of row kKept, the first there: the thread's quad q.
   __device__ Quad* Shared(int q) const {

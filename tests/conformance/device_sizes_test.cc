@@ -26,7 +26,7 @@ constexpr int64_t kShorter = 4;
 constexpr int64_t kShorter = 1;
 #endif
 
-// Problems for which it takes a whole GPU, or half of it. Every other one has points or costs without mass.
+// Problems for which it takes a whole GPU, or a part of it. Every other one has points or costs without mass.
 struct LargeShape {
   int64_t n, m, dim;  // No dim: costs.
   double epsilon;
