@@ -331,7 +331,7 @@ class CloudLoop {
       if (!whole) Fall(member_.job, member_.state(0));
       if (done > 0) MovePlain(member_.job, member_.state(0), done, to);
     }
-    if (is_last && measured) EndPlainMeasure(member_, kLoopBlocks, m_.scratch);
+    if (is_last && measured) EndPlainMeasure(member_, 0, kLoopBlocks, m_.scratch);
     if (threadIdx.x != 0) return;
     meeting_.Leave();
     for (int k = 0; k < kStages; ++k) EndBarrier(&m_.full[k]), EndBarrier(&m_.empty[k]);

@@ -174,9 +174,9 @@ int ExactSplits(const Job& job, int engine, int side) {
 // Whether iterations of FAST are judged, for which its own densities are too coarse to be held, and would be held if it
 // were STRICT, which takes less time than to sweep it.
 bool IsHeldAsStrict(Job job) {
-  if (IsPlain(job) || !KeepsHalves(job) || job.engines > 1) return false;
+  if (IsPlain(job) || !KeepsHalves(job)) return false;
   job.precision = Precision::kStrict;
-  return KeepsExponents(job) && HeldBlocks(job) > 0;
+  return KeepsExponents(job) && HeldBlocks(job) > 0 && (job.engines == 1 || HoldsSelves(job));
 }
 
 }  // namespace
@@ -238,6 +238,15 @@ double HeldRoundSeconds(const Job& job) {
   constexpr double kSeconds = 8e-6, kLeastSeconds = 4.5e-6, kReadingSeconds = 14e-6;
   return HeldReads(job) ? kReadingSeconds : kLeastSeconds + (kSeconds - kLeastSeconds) * HeldBlocks(job) / kProcessors;
 }
+// An iteration of a member's engines 1 and 2, if many are held.
+double SelfSeconds(const Job& job) {
+  constexpr double kSeconds = 4e-6, kReadingSeconds = 12e-6;
+  double seconds = 0;
+  for (int engine : {1, 2}) {
+    seconds += (SelfReads(job, engine) ? kReadingSeconds : kSeconds) * SelfBlocks(job, engine) / kProcessors;
+  }
+  return seconds;
+}
 // A looped one, of a member.
 double LoopSeconds(Job job) {
   job.count = job.engines = 1;
@@ -257,11 +266,13 @@ int LoopChunk(const Job& job) {
 }
 
 double TogetherSeconds(const Job& job) {
-  constexpr int kUsual = 128, kUsualOfLoops = 64;  // Iterations, where there is a tolerance.
+  constexpr int kUsual = 128, kUsualOfLoops = 64, kUsualOfSelves = 12;  // Iterations, where there is a tolerance.
   const bool judged = job.solver.tolerance > 0;
   const int most = job.solver.max_iterations;
   if (job.held) {
-    return std::min(most, judged ? kUsual : kHeldIterationsMost) * HeldRoundSeconds(job) / HeldAtOnce(job);
+    const double selves = HoldsSelves(job) ? SelfSeconds(job) : 0;
+    return std::min(most, judged ? kUsual : kHeldIterationsMost) * HeldRoundSeconds(job) / HeldAtOnce(job) +
+           std::min(most, judged ? kUsualOfSelves : kHeldIterationsMost) * selves;
   }
   if (!job.looped && !job.looped_beside) return 0;
   return std::min({most, LoopChunk(job), judged ? kUsualOfLoops : most}) * LoopSeconds(job);
@@ -276,10 +287,10 @@ int64_t TurnMembers(const Job& job, double slice_seconds) {
 
 double SolveSeconds(const Job& job) {
   const int64_t most = job.solver.max_iterations;
-  const int64_t held =
-      job.held && job.engines == 1 ? std::min<int64_t>(most, kHeldIterationsMost * HeldLaunches(job)) : 0;
+  const int64_t held = HoldsAll(job) ? std::min<int64_t>(most, kHeldIterationsMost * HeldLaunches(job)) : 0;
   double seconds = (most - held) * (IterationSeconds(job) + 2 * kLaunchSeconds);
-  return held > 0 ? seconds + held * HeldIterationSeconds(job, job.count) : seconds;
+  if (held > 0) seconds += held * HeldIterationSeconds(job, job.count);
+  return held > 0 && job.engines > 1 ? seconds + held * job.count * SelfSeconds(job) : seconds;
 }
 
 double OutputSeconds(const Job& job) {

@@ -178,6 +178,25 @@ HeldLaunch HeldLaunchOf(const Job& job);
 HeldLaunch FramedLaunchOf(const Job& job, int iterations);
 void LaunchHeld(const LaunchTable& table, int64_t problems, const HeldLaunch& of, cudaStream_t stream);
 
+// ---- transport_stream_self.cu: the same of engines 1 and 2, of jobs that HoldsSelves, after two passes --------------
+// Those whose sums leave the range of such launches are left to sweeps; all others are measured. A problem for each
+// engine of the mask, of each member.
+struct SelfLaunch {
+  bool judged;  // There is a tolerance, or marginals are relaxed.
+  bool reads;   // As HeldLaunch's.
+  int quads, blocks, launches;
+  unsigned engines;  // Bit e: engine e.
+  auto Kind() const { return std::tie(judged, reads, quads, blocks, launches); }
+  bool operator<(const SelfLaunch& other) const {
+    return std::tie(judged, reads, quads, blocks, launches, engines) <
+           std::tie(other.judged, other.reads, other.quads, other.blocks, other.launches, other.engines);
+  }
+};
+// All that a job takes.
+std::vector<SelfLaunch> SelfLaunchesOf(const Job& job);
+int64_t SelfProblems(const Job& job, const SelfLaunch& of);
+void LaunchSelf(const LaunchTable& table, int64_t problems, const SelfLaunch& of, cudaStream_t stream);
+
 // ---- transport_stream_loop.cu: up to `most` iterations by all of a device ------------------------------------------
 // Of jobs that are looped, after an iteration: a problem for each member. Those that are not solved in float32, or have
 // fallen, are left as they are. Jobs of one launch have the same LoopLaunchOf. All blocks run at once, where

@@ -65,11 +65,11 @@ class TransportResident final : public Resident {
   void Wait() { ++waited_; }
   // Whether the slice that comes has launches of it that take a whole device.
   bool TakesDevice() const {
-    if (stage_ == Stage::kPrepare) return job_.engines == 1 && (job_.held || job_.looped);
+    if (stage_ == Stage::kPrepare) return HoldsAll(job_) || (job_.engines == 1 && job_.looped);
     if (stage_ == Stage::kHold) return true;
     if (stage_ != Stage::kIterate) return false;
     if (HoldsFrames(job_) && Has(kMixed)) return true;
-    return job_.looped || (job_.looped_beside && crossing_) || (job_.held && job_.engines > 1 && !beside_);
+    return job_.looped || (job_.looped_beside && crossing_) || (job_.held && !HoldsAll(job_) && !beside_);
   }
   const Job& job() const { return job_; }
   Stage stage() const { return stage_; }
@@ -135,16 +135,16 @@ class TransportResident final : public Resident {
   bool MayLag() const { return frames_held_; }
   // Whether the next iterations are made on the chip of a whole device, `done`: see MayKeepExponents; Hold: those are
   // enqueued.
-  bool MayHold(int64_t done) const { return job_.held && job_.engines == 1 && Streams() && launched_ + done >= 1; }
+  bool MayHold(int64_t done) const { return HoldsAll(job_) && Streams() && launched_ + done >= 1; }
   void Hold() {
     swept_ = true;
     measures_ = HeldMeasures(job_) && !job_.finish_soon;
     EndTurn();
   }
   // Whether members are left to be.
-  bool HoldsOn() const { return job_.held && job_.engines == 1 && turned_ > 0 && stage_ != Stage::kIterate; }
+  bool HoldsOn() const { return HoldsAll(job_) && turned_ > 0 && stage_ != Stage::kIterate; }
   // Whether those of engine 0 are, before the others are swept; HoldBeside: the turn's are enqueued.
-  bool MayHoldBeside() const { return job_.held && job_.engines > 1 && Streams() && !beside_ && !job_.finish_soon; }
+  bool MayHoldBeside() const { return job_.held && !HoldsAll(job_) && Streams() && !beside_ && !job_.finish_soon; }
   void HoldBeside() {
     swept_ = true;
     EndTurn();

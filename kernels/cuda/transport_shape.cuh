@@ -173,20 +173,22 @@ __host__ __device__ inline int StreamColumns(const Job& job, int engine) {
   return job.dense && columns % 4 == 0 ? columns : static_cast<int>(CeilDiv(columns, kCloudTile) * kCloudTile);
 }
 __host__ __device__ inline bool KeepsHalves(const Job& job) { return !job.dense && PlanesOf(job) == 1; }
-// Whether engine 0's iterations are alternating half steps at one epsilon; and, of the only one, to the marginals, as
-// many as were asked for.
+// Whether engine 0's iterations are alternating half steps at one epsilon; all engines' go to the marginals, as many as
+// were asked for; both, of the only one.
 __host__ __device__ inline bool IsAlternating(const Job& job) {
   return !job.symmetric && job.solver.epsilon_decay == 0;
 }
+__host__ __device__ inline bool IsFixed(const Job& job) {
+  return job.solver.tolerance == 0 && std::isinf(job.solver.rho_a) && std::isinf(job.solver.rho_b);
+}
 __host__ __device__ inline bool IsPlain(const Job& job) {
-  const SolverOptions& solver = job.solver;
-  return IsAlternating(job) && job.engines == 1 && solver.tolerance == 0 && std::isinf(solver.rho_a) &&
-         std::isinf(solver.rho_b);
+  return IsAlternating(job) && job.engines == 1 && IsFixed(job);
 }
 // Held jobs: streamed ones whose densities so many blocks of a device together have room for, in shared memory and
 // registers, from one iteration to the next (transport_stream_held.cu). A whole device, or a part of it: some problems
 // are then solved at once. Of those whose iterations alternate; not more of them than others may wait for: sweeps go
-// on. Of debiased ones with a tolerance engine 0 is held, the others, which take fewer iterations, are swept.
+// on. Of debiased ones the others are, too (HoldsSelves); where there is no room for those, and a tolerance, engine 0
+// alone, and the others, which take fewer iterations, are swept.
 constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 64;  // Of a block; columns that it adds up.
 constexpr int kHeldAtOnceMost = 4;                                          // Problems.
 constexpr int kHeldColumnsMost = 4096, kHeldIterationsMost = 512;
@@ -205,44 +207,75 @@ __host__ __device__ constexpr int HeldRowsOfRegisters(int quads, int number_byte
 }
 // Whether rows in shared memory are as long as the most that so many quads can have: halves.
 __host__ __device__ constexpr bool HeldRowsArePadded(int number_bytes) { return number_bytes == 2; }
-__host__ __device__ inline int HeldQuads(const Job& job) {  // Of columns, that a thread has.
-  return static_cast<int>(CeilDiv(StreamColumns(job, 0), kHeldQuadColumns));
+__host__ __device__ inline int HeldQuads(const Job& job, int engine = 0) {  // Of columns, that a thread has.
+  return static_cast<int>(CeilDiv(StreamColumns(job, engine), kHeldQuadColumns));
 }
 // Extrapolation halves the iterations, and costs as much as those that take 5 us take themselves. Members in kMixed are
 // extrapolated, though, as sweeps do with what they do not hold of them.
 __host__ __device__ inline HeldKind HeldKindOf(const Job& job, Mode mode) {
-  if (IsPlain(job)) return HeldKind::kPlain;
+  if (IsAlternating(job) && IsFixed(job)) return HeldKind::kPlain;
   return IsAccelerated(job) && (HeldQuads(job) == 2 || mode == kMixed) ? HeldKind::kExtrapolated : HeldKind::kJudged;
 }
-// Rows that a block has room for, whatever the member's mode.
+// Rows of an engine that a block has room for in so many bytes, and in registers.
+__host__ __device__ inline int HeldRoom(const Job& job, int engine, int bytes, bool registers) {
+  const int number_bytes = KeepsHalves(job) ? 2 : 4, quads = HeldQuads(job, engine);
+  const int columns = HeldRowsArePadded(number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, engine);
+  return bytes / (columns * number_bytes) + (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
+}
+// Of engine 0, whatever the member's mode.
 __host__ __device__ inline int HeldRoom(const Job& job, bool registers) {
-  const int number_bytes = KeepsHalves(job) ? 2 : 4, quads = HeldQuads(job);
-  const int columns = HeldRowsArePadded(number_bytes) ? quads * kHeldQuadColumns : StreamColumns(job, 0);
-  return HeldBytes(HeldKindOf(job, kMixed)) / (columns * number_bytes) +
-         (registers ? HeldRowsOfRegisters(quads, number_bytes) : 0);
+  return HeldRoom(job, 0, HeldBytes(HeldKindOf(job, kMixed)), registers);
+}
+// The fewest blocks that have room for so many rows, and that suit(blocks); 0: none have.
+template <typename Suit>
+__host__ __device__ inline int BlocksWithRoom(int64_t all_rows, int room, Suit suit) {
+  for (int at_once = kHeldAtOnceMost; at_once > 0; --at_once) {
+    const int blocks = kProcessors / at_once;
+    const int64_t rows = CeilDiv(all_rows, blocks);
+    if (rows <= kHeldRowsMost && rows <= room && suit(blocks)) return blocks;
+  }
+  return 0;
+}
+// Where rows are read again.
+__host__ __device__ inline int ReadingBlocks(int64_t all_rows) {
+  return CeilDiv(all_rows, kProcessors) <= kHeldRowsMost ? kProcessors : 0;
 }
 // Columns that a block adds up, in fours, of those that are all threads' first quad, or second.
 __host__ __device__ inline int HeldOwned(const Job& job, int blocks) {
   const int columns = StreamColumns(job, 0) < kHeldQuadColumns ? StreamColumns(job, 0) : kHeldQuadColumns;
   return static_cast<int>(CeilDiv(columns, 4 * blocks)) * 4;
 }
-// Blocks of a problem of such a job, if it is streamed; 0: it cannot be held.
+// Debiased jobs whose engines 1 and 2 are held as well (transport_stream_self.cu): in floats. Blocks of one of them, if
+// it is streamed.
+__host__ __device__ inline int SelfRoom(const Job& job, int engine, bool registers) {
+  return HeldRoom(job, engine, HeldBytes(HeldKind::kJudged), registers);
+}
+__host__ __device__ inline int SelfBlocks(const Job& job, int engine) {
+  const int rows = EngineSize(job, engine, 0);
+  if (StreamColumns(job, engine) > kHeldColumnsMost) return 0;
+  const int blocks = BlocksWithRoom(rows, SelfRoom(job, engine, true), [](int) { return true; });
+  return blocks > 0 || HeldQuads(job, engine) < 2 ? blocks : ReadingBlocks(rows);
+}
+__host__ __device__ inline bool SelfReads(const Job& job, int engine) {
+  return CeilDiv(EngineSize(job, engine, 0), SelfBlocks(job, engine)) > SelfRoom(job, engine, true);
+}
+__host__ __device__ inline bool HoldsSelves(const Job& job) {
+  return job.engines > 1 && IsAlternating(job) && !KeepsHalves(job) && SelfBlocks(job, 1) > 0 && SelfBlocks(job, 2) > 0;
+}
+// Blocks of engine 0 of a member of such a job, if it is streamed; 0: it cannot be held.
 __host__ __device__ inline int HeldBlocks(const Job& job) {
   const bool coarse = KeepsHalves(job) && !IsPlain(job);  // Marginals would end at 1e-4.
-  const bool beside = job.engines > 1 && job.solver.tolerance == 0;
+  const bool beside = job.engines > 1 && job.solver.tolerance == 0 && !HoldsSelves(job);
   if (!IsAlternating(job) || coarse || beside || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
   const int quads = HeldQuads(job);
-  for (int at_once = kHeldAtOnceMost; at_once > 0; --at_once) {
-    const int blocks = kProcessors / at_once;
-    const int64_t rows = CeilDiv(job.size[0], blocks);
-    const bool has_room = rows <= kHeldRowsMost && rows <= HeldRoom(job, true);
-    if (has_room && HeldOwned(job, blocks) <= kHeldOwnedMost / quads) return blocks;
-  }
-  const bool reads = !KeepsHalves(job) && quads == 2;
-  return reads && CeilDiv(job.size[0], kProcessors) <= kHeldRowsMost ? kProcessors : 0;
+  const auto suit = [&](int blocks) { return HeldOwned(job, blocks) <= kHeldOwnedMost / quads; };
+  const int blocks = BlocksWithRoom(job.size[0], HeldRoom(job, true), suit);
+  return blocks > 0 || KeepsHalves(job) || quads < 2 ? blocks : ReadingBlocks(job.size[0]);
 }
+// Whether all engines are.
+__host__ __device__ inline bool HoldsAll(const Job& job) { return job.held && (job.engines == 1 || HoldsSelves(job)); }
 __host__ __device__ inline int HeldLaunches(const Job& job) {
-  const int most = IsPlain(job) ? 1 : kHeldLaunchesMost;
+  const int most = IsFixed(job) ? 1 : kHeldLaunchesMost;
   return job.solver.max_iterations <= kHeldIterationsMost ? 1 : most;
 }
 // Whether some rows are read again in each iteration: floats, for which registers are wanted then.

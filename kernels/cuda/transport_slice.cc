@@ -25,7 +25,7 @@ class Slice : private OutputLaunches {
     // Small problems may be through at once.
     const Set hopeful = Among(preparing, [&](const TransportResident& r) {
       const Job& job = r.job();
-      if (job.held) return job.engines == 1;
+      if (job.held) return HoldsAll(job);
       if (TakesTurns(job)) return false;
       const bool judged = job.solver.tolerance > 0;
       if (judged && job.looped) return LoopChunk(job) * IterationSeconds(job) < slice_seconds();
@@ -134,16 +134,31 @@ class Slice : private OutputLaunches {
   bool Hold(Set* set, int64_t done) {
     const Set holding = TakeTogether(
         set, [done](const TransportResident& r) { return r.MayHold(done); }, HeldLaunchOf, Holding());
+    HoldSelves(holding);
     for (int k : holding) residents()[k]->Hold();
     return !holding.empty();
+  }
+  // Engines 1 and 2 of those that are held.
+  void HoldSelves(const Set& set) {
+    const Set debiased = Among(set, [](const TransportResident& r) { return HoldsSelves(r.job()); });
+    const auto launches = ByKind<SelfLaunch>(debiased, [](const TransportResident& r, auto add) {
+      for (const SelfLaunch& launch : SelfLaunchesOf(r.job())) add(launch);
+    });
+    for (const auto& [launch, chosen] : launches) {
+      Later(TableOf(chosen, [launch = launch](const Job& job) { return SelfProblems(job, launch); }),
+            [this, launch = launch](const LaunchTable& t, int64_t problems) {
+              LaunchSelf(t, problems, launch, stream());
+            });
+    }
   }
   // The same of those some of whose members are.
   void HoldOn(const Set& set) {
     for (int k : set) residents()[k]->Hope();
     Together(set, HeldLaunchOf, Holding());
+    HoldSelves(set);
     for (int k : set) residents()[k]->Hold();
   }
-  // The same of engines 0, whose jobs stay for the others once no member is left.
+  // The same of engines 0 alone, whose jobs stay for the others once no member is left.
   bool HoldBeside(Set* set) {
     const Set holding = Among(*set, [](const TransportResident& r) { return r.MayHoldBeside(); });
     Together(holding, HeldLaunchOf, Holding());
@@ -377,7 +392,8 @@ class Slice : private OutputLaunches {
     const Set making = Among(set, [](const TransportResident& r) { return r.LacksExact(); });
     const auto sources = ByKind<Source>(making, [](const TransportResident& r, auto add) { add(SourceOf(r.job())); });
     for (const auto& [source, chosen] : sources) {
-      const Table table = TableOf(chosen, [](const Job& job) { return job.count * ExactBlocks(job); });
+      const Table table =
+          TableOf(chosen, [](const Job& job) { return job.count * ExactBlocks(job); });
       Later(table, [this, source = source](const LaunchTable& t, int64_t blocks) {
         LaunchExact(t, blocks, source, stream());
       });

@@ -43,13 +43,12 @@ template <int kQuads, typename T, bool kReads, HeldKind kKind>
 class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
   using Rows = HeldRows<kQuads, T, kReads>;
   using End = HeldEnd<kQuads, T, kReads>;
-  using End::IsNear, End::Measure, End::meeting_, End::OwnSums, End::RowSums, End::Scratch, End::Store, End::turn_;
-  using End::WholeOfRow;
-  using Rows::EachGroup, Rows::FirstOwned, Rows::HasColumns, Rows::HasQuad, Rows::IsOwner, Rows::IsVoid, Rows::kGroup;
-  using Rows::kOwnedOfSpan, Rows::kUnit, Rows::Lane, Rows::member_, Rows::memory_, Rows::OwnColumn, Rows::OwnedOf;
-  using Rows::OwnPlace, Rows::OwnsColumn, Rows::OwnSpan, Rows::part_, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
-  using Rows::QuadThere, Rows::scale_, Rows::term_, Rows::Warp;
-  using typename Rows::QuadOf;
+  using End::Measure, End::meeting_, End::OwnSums, End::RowSums, End::Store, End::turn_;
+  using Rows::EachGroup, Rows::Fetch, Rows::FirstOwned, Rows::FirstRead, Rows::HasColumns, Rows::HasQuad;
+  using Rows::IsNear, Rows::IsOwner, Rows::IsRead, Rows::IsVoid, Rows::kGroup, Rows::kOwnedOfSpan, Rows::kUnit;
+  using Rows::Lane, Rows::MakeRead, Rows::member_, Rows::memory_, Rows::OwnColumn, Rows::OwnedOf, Rows::OwnPlace;
+  using Rows::OwnsColumn, Rows::OwnSpan, Rows::part_, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt, Rows::scale_;
+  using Rows::Scratch, Rows::SumRows, Rows::TakeScales, Rows::TellParts, Rows::Warp, Rows::WholeOfRow;
   static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
   static constexpr bool kMeasures = HeldMeasures(kKind, kQuads, sizeof(T) == 2, kReads);
   using Joint = JointIterations<kHeldThreads, kHeldOwnedMost>;
@@ -98,7 +97,7 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
       MovePlain(job, member_.state(0), all, parity);
     }
     if constexpr (kMeasures) {
-      if (is_last && measured) EndPlainMeasure(member_, part_.blocks, Scratch());
+      if (is_last && measured) EndPlainMeasure(member_, 0, part_.blocks, Scratch());
     }
     if (threadIdx.x != 0) return;
     if (part_.rank == 0 && kJoint) joint_.Leave(member_.state(0));
@@ -161,14 +160,14 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
     if (IsOwner()) OwnSums() = {1, 1};
     if (!HasColumns()) memory_.parts[Warp()][Lane()] = 0;
     bool lost = false;
-    if constexpr (kReads) Fetch(FirstRead());
+    if constexpr (kReads) Fetch(FirstRead(Tag() != 0));
     for (int done = 0;; ++done) {
 #pragma unroll
-      for (int q = 0; q < kQuads && done > 0; ++q) lost = !TakeScales(q) || lost;
+      for (int q = 0; q < kQuads && done > 0; ++q) lost = !TakeScales(q, part_.scales, Tag()) || lost;
       if constexpr (kJoint) stopped_ = joint_.IsStopped();
       if ((done < most || (kMeasures && memory_.measures)) && !stopped_) {
         if constexpr (kReads) ReadRows();
-        SumRows();
+        SumRows(memory_.parts);
       }
       // An iteration counts when all its scales are known to be numbers.
       lost = __syncthreads_or(lost);
@@ -189,7 +188,7 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
       WeighRows();
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) SumColumns(q);
-      if constexpr (kReads) Fetch(FirstRead());
+      if constexpr (kReads) Fetch(FirstRead(Tag() != 0));
       if (judge_.IsWarp()) judge_.Judge(turn_);
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) AddOwned(q, column_mass, is_void);
@@ -203,37 +202,11 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
     if (judge_.IsThread() && lost) judge_.SetState(turn_ + 1, judge_.State(turn_));
     if (kJoint && threadIdx.x == 0 && lost) joint_.Undo();
   }
-  // A warp's sums over its columns.
-  __device__ void SumRows() {
-    if (!HasColumns()) return;
-    EachGroup([&](int first, auto densities) {
-      float sum[kGroup];
-#pragma unroll
-      for (int r = 0; r < kGroup; ++r) {
-        sum[r] = 0;
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          float t[4];
-          densities(r, q, t);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) sum[r] = fmaf(t[k], scale_[q][k], sum[r]);
-        }
-      }
-      TellParts(first, part_.held, sum);
-    });
-  }
-  // A warp's sums of a group of rows, those before `end`, of which a lane has one row's in the end.
-  __device__ void TellParts(int first, int end, float (&sum)[kGroup]) {
-    constexpr int kLanes = 32 / kGroup;  // That have the same row.
-    const float of_warp = SumOfRow(sum);
-    const int row = first + Lane() / kLanes;
-    if (Lane() % kLanes == 0 && row < end) memory_.parts[Warp()][row] = of_warp;
-  }
   // A lane for each row, in every warp that has columns, and in the last, which judges; those that are read have their
   // weights. What cannot be weighted is no number, nor is any column's sum then.
   __device__ void WeighRows() {
     if (!HasColumns() && Warp() != kHeldWarps - 1) return;
-    const float sum = WholeOfRow();
+    const float sum = WholeOfRow(memory_.parts);
     const float before = kKind == HeldKind::kPlain ? 0 : RowSums(turn_ + 1)[Lane()];
     const float relaxed = RelaxedRow(Lane(), before, sum, turn_);
     if constexpr (kJoint) row_error_ = Lane() < part_.rows ? memory_.masses[Lane()] * fabsf(sum - before) / before : 0;
@@ -251,19 +224,6 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
   }
   // ---- Rows that are read again in each iteration -------------------------------------------------------------------
 
-  // Every other iteration begins with the rows that the one before ended with, which are in the cache.
-  __device__ int FirstRead() const { return Tag() == 0 ? part_.held : part_.rows - kGroup; }
-  // Numbers of kGroup rows from `first` on, on their way.
-  __device__ void Fetch(int first) {
-    if (first >= part_.rows || first < part_.held) return;
-    const auto* numbers =
-        reinterpret_cast<const float4*>(NumbersOf<T>(member_, 0)) + int64_t{part_.first_row + first} * part_.quads;
-#pragma unroll
-    for (int r = 0; r < kGroup; ++r) {
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) read_[r][q] = __ldcg(numbers + r * part_.quads + QuadThere(q));
-    }
-  }
   // Their densities, sums, weights, and what they add to the columns, a group after the other.
   __device__ void ReadRows() {
     static_assert(!kReads || kGroup == 4, "eight lanes for a row");
@@ -275,24 +235,11 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
     }
     const int step = Tag() == 0 ? kGroup : -kGroup;
 #pragma unroll 1
-    for (int first = FirstRead(); first >= part_.held && first < part_.rows; first += step) {
+    for (int first = FirstRead(Tag() != 0); IsRead(first); first += step) {
       float t[kGroup][kQuads][4], sum[kGroup];
-#pragma unroll
-      for (int r = 0; r < kGroup; ++r) {
-        const float term = memory_.terms[first + r];
-        sum[r] = 0;
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          QuadOf::Unpack(read_[r][q], t[r][q]);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            t[r][q][k] = FastExp2(fmaf(t[r][q][k], factor, term_[q][k]) + term);
-            sum[r] = fmaf(t[r][q][k], scale_[q][k], sum[r]);
-          }
-        }
-      }
+      MakeRead(first, factor, t, sum);
       Fetch(first + step);
-      TellParts(first, part_.rows, sum);
+      TellParts(first, part_.rows, sum, memory_.parts);
       __syncthreads();
       // Lane l: of row l / 8, of warps l % 8 and l % 8 + 8.
       const int mine = first + Lane() / 8;
@@ -401,30 +348,11 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
     joint_.Decide(row_error_);
     if (OwnsColumn()) Move(own_sum_ * joint_.FactorOf(threadIdx.x, ratio), mass, is_void);
   }
-  // The thread's columns' new scales; whether they are numbers.
-  __device__ bool TakeScales(int q) {
-    if (!HasColumns()) return true;
-    const float* from = part_.scales + 4 * QuadThere(q);
-    // One lane for each 128 bytes looks until they are there: all looking would hold up those that write.
-    bool there;
-    do {
-      there = Lane() % 8 != 0 || IsOf(LoadTagged(from), Tag());
-    } while (!__all_sync(0xffffffffu, there));
-    AwaitTagged(from, LoadTagged(from), Tag(), scale_[q]);
-    bool numbers = true;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      numbers = numbers && !isnan(scale_[q][k]);
-      scale_[q][k] = HasQuad(q) ? scale_[q][k] * kUnit : 0;
-    }
-    return numbers;
-  }
 
-  HeldJudge<kJudged> judge_;
+  HeldJudge<kJudged, /*kSelf=*/false> judge_;
   Joint joint_;
-  bool stopped_ = false;                      // By the last one.
-  float4 read_[kReads ? kGroup : 1][kQuads];  // Of the rows that are read next,
-  float sum_[kReads ? kQuads : 1][4];         // and what such rows have added to the columns.
+  bool stopped_ = false;               // By the last one.
+  float sum_[kReads ? kQuads : 1][4];  // What rows that are read have added to the columns.
   // The thread's column's, where all are judged together; of the last warp, the lane's row's part of the residual.
   float own_scale_ = 0, own_sum_ = 0, row_error_ = 0;
 };

@@ -142,11 +142,11 @@ __device__ inline BlockStats MeasurePlain(const Member& member, int side, int i,
   return stats;
 }
 // By the last block, when all have left their statistics. `scratch`: as BlockSum's.
-__device__ inline void EndPlainMeasure(const Member& member, int blocks, double* scratch) {
+__device__ inline void EndPlainMeasure(const Member& member, int engine, int blocks, double* scratch) {
   __syncthreads();
-  const RowBlock all = {member.index, 0, 0, 0, 1};
+  const RowBlock all = {member.index, engine, 0, 0, 1};
   for (int side = 0; side < 2; ++side) EndPass(member, all, side, Pass::kMeasure, blocks, scratch);
-  if (threadIdx.x == 0) member.state(0)->measured = blocks;
+  if (threadIdx.x == 0) member.state(engine)->measured = blocks;
 }
 
 // ---- What a block has ----------------------------------------------------------------------------------------------
@@ -154,22 +154,22 @@ __device__ inline void EndPlainMeasure(const Member& member, int blocks, double*
 // Of a problem that so many blocks solve together, which rows, and where numbers go.
 struct TogetherPart {
   float* sums;    // [blocks, columns]
-  float* scales;  // [columns]
+  float* scales;  // [columns], of engine 0
   int blocks, rank, columns, quads;
   int first_row, rows;  // Perhaps none: it sends zeros then, so that nobody is a turn ahead of it.
 };
-__device__ inline TogetherPart TogetherPartOf(const Member& member, int blocks) {
+__device__ inline TogetherPart TogetherPartOf(const Member& member, int engine, int blocks) {
   const Job& job = member.job;
-  const int rank = blockIdx.x % blocks, columns = StreamColumns(job, 0);
-  const int each = static_cast<int>(CeilDiv(job.size[0], blocks)), first_row = min(rank * each, job.size[0]);
-  return {member.At<float>(job.at.stream_sums[0]),
+  const int rank = blockIdx.x % blocks, columns = StreamColumns(job, engine), size = EngineSize(job, engine, 0);
+  const int each = static_cast<int>(CeilDiv(size, blocks)), first_row = min(rank * each, size);
+  return {member.At<float>(job.at.stream_sums[engine]),
           member.At<float>(job.at.stream_scales),
           blocks,
           rank,
           columns,
           columns / 4,
           first_row,
-          min(each, job.size[0] - first_row)};
+          min(each, size - first_row)};
 }
 
 // ---- Meetings -------------------------------------------------------------------------------------------------------

@@ -13,28 +13,17 @@ namespace cuda {
 template <int kQuads, typename T, bool kReads>
 class HeldEnd : protected HeldRows<kQuads, T, kReads> {
   using Rows = HeldRows<kQuads, T, kReads>;
-  using Rows::FirstOwned, Rows::IsVoid, Rows::Lane, Rows::member_, Rows::memory_, Rows::OwnColumn, Rows::OwnedOf;
-  using Rows::OwnsColumn, Rows::part_, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt, Rows::term_, Rows::Warp;
+  using Rows::FirstOwned, Rows::IsVoid, Rows::Lane, Rows::LogSum, Rows::LogSumOfRow, Rows::member_, Rows::memory_;
+  using Rows::OwnColumn, Rows::OwnedOf, Rows::OwnsColumn, Rows::part_, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt;
+  using Rows::StatsOfWarps, Rows::term_, Rows::Warp, Rows::WholeOfRow;
 
  protected:
   __device__ HeldEnd(const Member& member, int blocks, HeldMemory* memory)
-      : Rows(member, blocks, memory), meeting_(member.At<unsigned>(member.job.at.arrivals), blocks) {}
+      : Rows(member, 0, blocks, memory), meeting_(member.At<unsigned>(member.job.at.arrivals), blocks) {}
 
   // Of the column that the thread looks after; of rows, by turn.
   __device__ HeldSums& OwnSums() const { return memory_.column_sums[threadIdx.x]; }
   __device__ float* RowSums(int turn) const { return memory_.row_sums[turn & 1]; }
-  __device__ static bool IsNear(float x) {
-    constexpr float kMostDrift = HeldQuadOf<T>::kMostDrift;
-    return x > 1 / kMostDrift && x < kMostDrift;
-  }
-  // The lane's row's sum.
-  __device__ float WholeOfRow() const {
-    float sum = 0;
-    if (Lane() >= part_.rows) return sum;
-#pragma unroll
-    for (int w = 0; w < kHeldWarps; ++w) sum += memory_.parts[w][Lane()];
-    return sum;
-  }
 
   // ---- Potentials ---------------------------------------------------------------------------------------------------
 
@@ -62,25 +51,13 @@ class HeldEnd : protected HeldRows<kQuads, T, kReads> {
 
   // ---- What the plan's marginals are --------------------------------------------------------------------------------
 
-  __device__ BlockStats* StatsOfWarps() const {
-    static_assert(sizeof(memory_.columns) >= kHeldWarps * sizeof(BlockStats), "room");
-    return reinterpret_cast<BlockStats*>(memory_.columns);
-  }
-  __device__ double* Scratch() const { return reinterpret_cast<double*>(memory_.weights); }
-
   // At the potentials of parity `to`, which have been stored: columns by what they summed up to in the last iteration,
   // rows by what they do in the one that would come next, which is known in parts.
   __device__ void Measure(int to) {
     meeting_.Arrive();
     meeting_.Await();
     const StreamFrame frame = part_.frame;
-    const float sum = WholeOfRow();
-    double seen = log2(static_cast<double>(sum)) - memory_.terms[Lane()];
-    for (unsigned far = __ballot_sync(0xffffffffu, Lane() < part_.rows && !IsNear(sum)); far != 0; far &= far - 1) {
-      const int r = __ffs(far) - 1;
-      const double exact = LogSum(0, part_.first_row + r, to);
-      if (Lane() == r) seen = exact;
-    }
+    double seen = LogSumOfRow(WholeOfRow(memory_.parts), to);
     FillVoid(to);
     const double reference = __ldcg(member_.phi(0, to, 1));
     BlockStats stats = NoStats();
@@ -125,17 +102,6 @@ class HeldEnd : protected HeldRows<kQuads, T, kReads> {
     }
     meeting_.Arrive();
     meeting_.Await();
-  }
-  // log2 of a row's or a column's sum, without its own term, in double.
-  __device__ double LogSum(int side, int k, int to) const {
-    const StreamFrame frame = part_.frame;
-    const T* numbers = NumbersOf<T>(member_, 0);
-    const double factor = AreCosts(member_) ? -frame.scale : 1, sign = side == 0 ? -1 : 1;
-    return BlockLogSum(member_.job.size[1 - side], Scratch(), [&](int i) {
-      const double phi = __ldcg(member_.phi(0, to, 1 - side) + i), base = BaseOf(member_, 0, 1 - side, i);
-      const double number = LoadNumber(numbers + int64_t{side == 0 ? k : i} * part_.columns + (side == 0 ? i : k));
-      return number * factor + (phi - base + sign * frame.reference) * frame.scale + member_.log_mass(1 - side)[i];
-    });
   }
 
   HeldMeeting meeting_;

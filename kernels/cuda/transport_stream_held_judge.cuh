@@ -17,11 +17,11 @@ namespace cuda {
 // residual had been small enough already.
 constexpr float kStopped = 0, kVoided = -1;
 // The state after an iteration that began with this residual, and the verdict.
-static __device__ __noinline__ float JudgeIteration(const Job& job, const EngineState& state, double error,
+static __device__ __noinline__ float JudgeIteration(const Job& job, int engine, const EngineState& state, double error,
                                                     EngineState* next) {
   *next = state;
-  EndRows(job, 0, next, error);
-  if (!next->stopped) EndColumns(job, 0, next, 0);
+  EndRows(job, engine, next, error);
+  if (!next->stopped) EndColumns(job, engine, next, engine > 0 ? error : 0);
   if (!next->stopped) return static_cast<float>(next->relax);
   return next->parity == state.parity ? kVoided : kStopped;
 }
@@ -40,8 +40,8 @@ __device__ inline HeldJudging* JudgingOfBlock() {
 }
 constexpr double kHeldPullMost = 16;  // Beyond, float leaves a sum too few digits.
 
-// Turns are iterations begun. `kThere`: iterations are judged.
-template <bool kThere>
+// Turns are iterations begun. `kThere`: iterations are judged. `kSelf`: of engine 1 or 2, whose columns do as its rows.
+template <bool kThere, bool kSelf>
 class HeldJudge {
  public:
   __device__ HeldJudge(const Member& member, const HeldPart& part) : member_(member), part_(part) {
@@ -61,7 +61,7 @@ class HeldJudge {
   // In the place of the one before it, for which nothing is left; and so where sweeps go on, which extrapolate columns
   // as long as that pays, instead of over-relaxing them.
   __device__ void Leave(int turn, bool extrapolates) const {
-    EngineState* state = member_.state(0);
+    EngineState* state = member_.state(Engine());
     *state = State(turn);
     if (!extrapolates || !IsAccelerated(member_.job)) return;
     state->anderson = 1;
@@ -120,28 +120,29 @@ class HeldJudge {
     for (int lanes = 16; lanes > 0; lanes /= 2) error += __shfl_xor_sync(0xffffffffu, error, lanes);
     if (IsThread()) {
       judging_->verdicts[(turn + 1) & 1] =
-          JudgeIteration(member_.job, State(turn), error, &judging_->states[(turn + 1) & 1]);
+          JudgeIteration(member_.job, Engine(), State(turn), error, &judging_->states[(turn + 1) & 1]);
     }
     __syncwarp();
   }
 
  private:
+  __device__ int Engine() const { return kSelf ? part_.engine : 0; }
   // Blocks' errors, in the place of what is measured when all iterations are over: of a turn where those of two before
   // it were.
   __device__ float* ErrorsOf(int turn) const {
-    return reinterpret_cast<float*>(member_.stats(0, 0)) + (turn & 1) * part_.blocks;
+    return reinterpret_cast<float*>(member_.stats(Engine(), 0)) + (turn & 1) * part_.blocks;
   }
   __device__ static uint32_t ErrorTag(int turn) { return (turn + 1) / 2 & 1; }
 
   __device__ double DampingOfSide(int side) const {
-    return DampingOf(member_.job.solver.epsilon, RhoOf(member_.job, 0, side));
+    return DampingOf(member_.job.solver.epsilon, RhoOf(member_.job, Engine(), side));
   }
   // No number if it is too much: sums are lost then. What has no mass may be pulled as far as it is.
   __device__ float PullOf(int side, int i, double phi) const {
     const double damping = DampingOfSide(side);
     if (damping == 1) return 0;
-    const double pull = (1 - damping) * part_.frame.scale * (phi + member_.Shift(0, side, i));
-    const bool counts = member_.log_mass(side)[i] > kVoid;
+    const double pull = (1 - damping) * part_.frame.scale * (phi + member_.Shift(Engine(), side, i));
+    const bool counts = member_.log_mass(MeasureOf(Engine(), side))[i] > kVoid;
     return counts && fabs(pull) >= kHeldPullMost ? NAN : static_cast<float>(pull);
   }
   __device__ float Relaxed(int side, float before, float sum, float pull, int turn) const {

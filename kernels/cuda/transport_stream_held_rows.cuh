@@ -16,17 +16,20 @@ constexpr int kHeldWarps = kHeldThreads / 32;
 
 // Which rows and columns a block has, and where numbers go: in shared memory, since registers are short.
 struct HeldPart : TogetherPart {
+  int engine;
   StreamFrame frame;
   int held;          // Of its rows, so many stay; the others are read in each iteration, four at a time.
   int owned, lanes;  // Columns of each span that it adds up; lanes that have four of them each.
 };
-__device__ inline HeldPart HeldPartOf(const Member& member, int blocks, bool reads) {
+__device__ inline HeldPart HeldPartOf(const Member& member, int engine, int blocks, bool reads) {
   const Job& job = member.job;
   HeldPart part;
-  static_cast<TogetherPart&>(part) = TogetherPartOf(member, blocks);
-  part.frame = StreamFrameOf(member, *member.state(0));
-  part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - HeldRoom(job, !reads), 0), 4)) * 4;
-  part.owned = HeldOwned(job, blocks);
+  static_cast<TogetherPart&>(part) = TogetherPartOf(member, engine, blocks);
+  part.engine = engine;
+  part.frame = StreamFrameOf(member, *member.state(engine));
+  const int room = engine > 0 ? SelfRoom(job, engine, !reads) : HeldRoom(job, !reads);
+  part.held = part.rows - static_cast<int>(CeilDiv(max(part.rows - room, 0), 4)) * 4;
+  part.owned = engine > 0 ? 0 : HeldOwned(job, blocks);
   part.lanes = part.owned <= 16 ? 4 : part.owned <= 32 ? 8 : 16;
   return part;
 }
@@ -47,8 +50,9 @@ struct HeldMemory {
   bool measures;  // What rows sum up to after the last iteration is wanted, too.
 };
 
-// A thread has kQuads times four columns of every row. kReads: some rows are not held.
-template <int kQuads, typename T, bool kReads>
+// A thread has kQuads times four columns of every row. kReads: some rows are not held. kSelf: of engine 1 or 2, whose
+// columns are at its rows' potentials.
+template <int kQuads, typename T, bool kReads, bool kSelf = false>
 class HeldRows {
  protected:
   using QuadOf = HeldQuadOf<T>;
@@ -56,11 +60,16 @@ class HeldRows {
   static constexpr int kKept = kReads ? 0 : HeldRowsOfRegisters(kQuads, sizeof(T)), kGroup = kKept < 8 ? 4 : 8;
   static constexpr float kUnit = QuadOf::kUnit;
 
-  __device__ HeldRows(const Member& member, int blocks, HeldMemory* memory)
+  __device__ HeldRows(const Member& member, int engine, int blocks, HeldMemory* memory)
       : member_(member), memory_(*memory), part_(memory->part) {
-    if (threadIdx.x == 0) memory->part = HeldPartOf(member, blocks, kReads);
+    if (threadIdx.x == 0) memory->part = HeldPartOf(member, engine, blocks, kReads);
     __syncthreads();
   }
+
+  // What it is of; whose points, or masses, a side's are; of which side are the columns' potentials.
+  __device__ int Engine() const { return kSelf ? part_.engine : 0; }
+  __device__ int Measure(int side) const { return MeasureOf(Engine(), side); }
+  static constexpr int kColumnPhis = kSelf ? 0 : 1;
 
   __device__ static int Warp() { return threadIdx.x / 32; }
   __device__ static int Lane() { return threadIdx.x % 32; }
@@ -82,12 +91,14 @@ class HeldRows {
   __device__ static int OwnPlace() { return threadIdx.x % kOwnedOfSpan; }
   __device__ bool OwnsColumn() const { return IsOwner() && OwnPlace() < OwnedOf(OwnSpan()); }
   __device__ int OwnColumn() const { return FirstOwned(OwnSpan()) + OwnPlace(); }
-  __device__ bool IsVoid(int j) const { return j >= member_.job.size[1] || member_.log_mass(1)[j] <= kVoid; }
+  __device__ int Columns() const { return member_.job.size[Measure(1)]; }  // That there are.
+  __device__ bool IsVoid(int j) const { return j >= Columns() || member_.log_mass(Measure(1))[j] <= kVoid; }
   // A quad's columns as they are before the first iteration: terms and scales, which are their mass.
   __device__ void TakeColumns(int q, int parity) {
-    const int size = member_.job.size[1], first = 4 * QuadThere(q);
-    const double *all_phi = member_.phi(0, parity, 1), *log_masses = member_.log_mass(1), *masses = member_.mass(1);
-    const double* bases = AreCosts(member_) ? nullptr : member_.At<double>(member_.job.at.frame[0][1]);
+    const int size = Columns(), first = 4 * QuadThere(q), measure = Measure(1);
+    const double* all_phi = member_.phi(Engine(), parity, kColumnPhis);
+    const double *log_masses = member_.log_mass(measure), *masses = member_.mass(measure);
+    const double* bases = AreCosts(member_) ? nullptr : member_.At<double>(member_.job.at.frame[Engine()][1]);
     double phi[4], base[4], log_mass[4], mass[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -164,7 +175,7 @@ class HeldRows {
     }
   }
   __device__ double PhiOfRow(int i, double power) const {
-    return power / part_.frame.scale + BaseOf(member_, 0, 0, i) - part_.frame.reference;
+    return power / part_.frame.scale + BaseOf(member_, Engine(), 0, i) - part_.frame.reference;
   }
   __device__ double PhiOfColumn(int j, double power) const {
     return power / part_.frame.scale + BaseOf(member_, 0, 1, j) + part_.frame.reference;
@@ -175,15 +186,15 @@ class HeldRows {
       const int i = part_.first_row + threadIdx.x;
       const bool there = static_cast<int>(threadIdx.x) < part_.rows;
       memory_.terms[threadIdx.x] = static_cast<float>(
-          there ? part_.frame.RowTerm(member_.phi(0, parity, 0)[i], BaseOf(member_, 0, 0, i)) : kVoid);
-      memory_.masses[threadIdx.x] = there ? static_cast<float>(member_.mass(0)[i]) : 0;
+          there ? part_.frame.RowTerm(member_.phi(Engine(), parity, 0)[i], BaseOf(member_, Engine(), 0, i)) : kVoid);
+      memory_.masses[threadIdx.x] = there ? static_cast<float>(member_.mass(Measure(0))[i]) : 0;
     }
     if (threadIdx.x == 0) memory_.factor = AreCosts(member_) ? static_cast<float>(-part_.frame.scale) : 1;
-    if (OwnsColumn()) memory_.column_terms[threadIdx.x] = TermOfColumn(OwnColumn(), parity);
+    if (!kSelf && OwnsColumn()) memory_.column_terms[threadIdx.x] = TermOfColumn(OwnColumn(), parity);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) TakeColumns(q, parity);
     __syncthreads();
-    const T* numbers = NumbersOf<T>(member_, 0) + int64_t{part_.first_row} * part_.columns;
+    const T* numbers = NumbersOf<T>(member_, Engine()) + int64_t{part_.first_row} * part_.columns;
 #pragma unroll 1
     for (int first = kKept; first < part_.held; first += kGroup) {
       MakeGroup(numbers, first, [&](int r, int q, const Quad& made) {
@@ -199,11 +210,138 @@ class HeldRows {
     __syncthreads();
   }
 
+  // ---- Rows' sums ---------------------------------------------------------------------------------------------------
+
+  using Parts = float[kHeldWarps][kHeldRowsMost];
+  // A warp's sums over its columns, of rows that are held.
+  __device__ void SumRows(Parts& parts) const {
+    if (!HasColumns()) return;
+    EachGroup([&](int first, auto densities) {
+      float sum[kGroup];
+#pragma unroll
+      for (int r = 0; r < kGroup; ++r) {
+        sum[r] = 0;
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          float t[4];
+          densities(r, q, t);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum[r] = fmaf(t[k], scale_[q][k], sum[r]);
+        }
+      }
+      TellParts(first, part_.held, sum, parts);
+    });
+  }
+  // A warp's sums of a group of rows, those before `end`, of which a lane has one row's in the end.
+  __device__ static void TellParts(int first, int end, float (&sum)[kGroup], Parts& parts) {
+    constexpr int kLanes = 32 / kGroup;  // That have the same row.
+    const float of_warp = SumOfRow(sum);
+    const int row = first + Lane() / kLanes;
+    if (Lane() % kLanes == 0 && row < end) parts[Warp()][row] = of_warp;
+  }
+  // The lane's row's sum.
+  __device__ float WholeOfRow(const Parts& parts) const {
+    float sum = 0;
+    if (Lane() >= part_.rows) return sum;
+#pragma unroll
+    for (int w = 0; w < kHeldWarps; ++w) sum += parts[w][Lane()];
+    return sum;
+  }
+  __device__ static bool IsNear(float x) {
+    constexpr float kMostDrift = HeldQuadOf<T>::kMostDrift;
+    return x > 1 / kMostDrift && x < kMostDrift;
+  }
+  // Four columns' new scales, from there; whether they are numbers.
+  __device__ bool TakeScales(int q, const float* scales, uint32_t tag) {
+    if (!HasColumns()) return true;
+    const float* from = scales + 4 * QuadThere(q);
+    // One lane for each 128 bytes looks until they are there: all looking would hold up those that write.
+    bool there;
+    do {
+      there = Lane() % 8 != 0 || IsOf(LoadTagged(from), tag);
+    } while (!__all_sync(0xffffffffu, there));
+    AwaitTagged(from, LoadTagged(from), tag, scale_[q]);
+    bool numbers = true;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      numbers = numbers && !isnan(scale_[q][k]);
+      scale_[q][k] = HasQuad(q) ? scale_[q][k] * kUnit : 0;
+    }
+    return numbers;
+  }
+
+  // ---- Rows that are read again in each iteration -------------------------------------------------------------------
+
+  // Every other iteration begins with the rows that the one before ended with, which are in the cache.
+  __device__ int FirstRead(bool backwards) const { return backwards ? part_.rows - kGroup : part_.held; }
+  __device__ bool IsRead(int row) const { return row >= part_.held && row < part_.rows; }
+  // Numbers of kGroup rows from `first` on, on their way.
+  __device__ void Fetch(int first) {
+    if (!IsRead(first)) return;
+    const auto* numbers = reinterpret_cast<const float4*>(NumbersOf<T>(member_, Engine())) +
+                          int64_t{part_.first_row + first} * part_.quads;
+#pragma unroll
+    for (int r = 0; r < kGroup; ++r) {
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) read_[r][q] = __ldcg(numbers + r * part_.quads + QuadThere(q));
+    }
+  }
+  // Their densities, and a thread's sums of them.
+  __device__ void MakeRead(int first, float factor, float (&t)[kGroup][kQuads][4], float (&sum)[kGroup]) const {
+#pragma unroll
+    for (int r = 0; r < kGroup; ++r) {
+      const float term = memory_.terms[first + r];
+      sum[r] = 0;
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        QuadOf::Unpack(read_[r][q], t[r][q]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          t[r][q][k] = FastExp2(fmaf(t[r][q][k], factor, term_[q][k]) + term);
+          sum[r] = fmaf(t[r][q][k], scale_[q][k], sum[r]);
+        }
+      }
+    }
+  }
+
+  // ---- What the plan's marginals are --------------------------------------------------------------------------------
+
+  __device__ BlockStats* StatsOfWarps() const {
+    static_assert(sizeof(memory_.columns) >= kHeldWarps * sizeof(BlockStats), "room");
+    return reinterpret_cast<BlockStats*>(memory_.columns);
+  }
+  __device__ double* Scratch() const { return reinterpret_cast<double*>(memory_.weights); }
+  // log2 of a row's or a column's sum, without its own term, at the potentials of parity `to`, in double.
+  __device__ double LogSum(int side, int k, int to) const {
+    const StreamFrame frame = part_.frame;
+    const T* numbers = NumbersOf<T>(member_, Engine());
+    const double* phis = member_.phi(Engine(), to, 1 - side);
+    const double* log_masses = member_.log_mass(Measure(1 - side));
+    const double factor = AreCosts(member_) ? -frame.scale : 1, sign = side == 0 ? -1 : 1;
+    return BlockLogSum(member_.job.size[Measure(1 - side)], Scratch(), [&](int i) {
+      const double phi = __ldcg(phis + i), base = BaseOf(member_, Engine(), 1 - side, i);
+      const double number = LoadNumber(numbers + int64_t{side == 0 ? k : i} * part_.columns + (side == 0 ? i : k));
+      return number * factor + (phi - base + sign * frame.reference) * frame.scale + log_masses[i];
+    });
+  }
+  // The lane's row's sum at those potentials, which is that of densities, `sum`, if it is near enough; without its own
+  // term. All threads call it.
+  __device__ double LogSumOfRow(float sum, int to) const {
+    double seen = log2(static_cast<double>(sum)) - memory_.terms[Lane()];
+    for (unsigned far = __ballot_sync(0xffffffffu, Lane() < part_.rows && !IsNear(sum)); far != 0; far &= far - 1) {
+      const int r = __ffs(far) - 1;
+      const double exact = LogSum(0, part_.first_row + r, to);
+      if (Lane() == r) seen = exact;
+    }
+    return seen;
+  }
+
   const Member& member_;
   HeldMemory& memory_;
   const HeldPart& part_;
   Quad kept_[kKept > 0 ? kKept : 1][kQuads];
   float term_[kQuads][4], scale_[kQuads][4];  // Of the thread's columns; scales: their mass over their last sums.
+  float4 read_[kReads ? kGroup : 1][kQuads];  // Of the rows that are read next.
 };
 
 #endif

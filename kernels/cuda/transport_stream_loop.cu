@@ -93,7 +93,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     auto& m = memory_;
     m.frame = kReads ? StreamFrameOf(member_, *member_.state(0))
                      : StreamFrame{member_.phi(0, member_.state(0)->parity, 1)[0], kLog2E / member_.state(0)->epsilon};
-    static_cast<TogetherPart&>(m) = TogetherPartOf(member_, kLoopBlocks);
+    static_cast<TogetherPart&>(m) = TogetherPartOf(member_, 0, kLoopBlocks);
     const int owned = LoopOwned(job);
     m.first_owned = min(m.rank * owned, m.columns);
     m.owned = min(owned, m.columns - m.first_owned);
@@ -439,7 +439,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
       if (lost_ && !present_) Fall(member_.job, state);
     }
     if constexpr (kJudged) joint_.End(!lost_ && !present_);
-    if (is_last && present_) EndPlainMeasure(member_, kLoopBlocks, memory_.scratch);
+    if (is_last && present_) EndPlainMeasure(member_, 0, kLoopBlocks, memory_.scratch);
     if (threadIdx.x == 0) meeting_.Leave();
   }
 

@@ -48,6 +48,8 @@ double Distance(const Answer& answer, const Answer& exact) {
   };
   compare(answer.f.values(), exact.f.values());
   compare(answer.g.values(), exact.g.values());
+  compare(answer.f_aa.values(), exact.f_aa.values());
+  compare(answer.g_bb.values(), exact.g_bb.values());
   return difference;
 }
 

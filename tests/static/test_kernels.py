@@ -63,6 +63,7 @@ HOT = {
     # Where rows are read again, or iterations are judged, some words are spilled.
     "transport_stream_held.cu": (r"HeldKernelILi[12]E\w*Lb0ELNS0_8HeldKindE0E", 4),
     "transport_stream_loop.cu": ("LoopKernel", 28),
+    "transport_stream_self.cu": ("HeldSelfKernel", 6),
     "transport_weights.cu": ("DirectionWeightsKernel|DirectionSumsKernel", 2),
 }
 
