@@ -25,12 +25,14 @@ __global__ void __launch_bounds__(kThreads) ExactKernel(LaunchTable table) {
   __shared__ ExactMemory<kSource> memory;
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const int64_t blocks = ExactBlocks(job), block = work.block % blocks;
-  const Member member{job, work.block / blocks};
-  const EngineState& state = *member.state(0);
+  const EnginePart part = FindEnginePart<ExactBlocks>(job, AllEngines(job), work.block);
+  const int64_t block = part.block;
+  const int engine = part.engine;
+  const Member member{job, part.member};
+  const EngineState& state = *member.state(engine);
   if (state.mode != kMixed) return;
-  const TileContext c = MakeTileContext(job, member.index, 0, 0, state.epsilon);
-  const int tiles = RowBlocks(job, 0, 1), columns = ExactColumns(job);
+  const TileContext c = MakeTileContext(job, member.index, engine, 0, state.epsilon);
+  const int tiles = RowBlocks(job, engine, 1), columns = ExactColumns(job, engine);
   const int row0 = static_cast<int>(block / tiles) * kTile, col0 = static_cast<int>(block % tiles) * kTile;
   double z[4][4];
   MakeTileOf<kSource, kMixed>(c, row0, col0, &memory, z);
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) ExactKernel(LaunchTable table) {
   for (int r = 0; r < 4; ++r) {
     const int i = row0 + 4 * c.row_lane + r;
     if (i >= c.rows) continue;
-    auto* to = reinterpret_cast<double2*>(member.At<double>(job.at.exact) + int64_t{i} * columns + j);
+    auto* to = reinterpret_cast<double2*>(member.At<double>(job.at.exact[engine]) + int64_t{i} * columns + j);
     to[0] = make_double2(z[r][0], z[r][1]);
     to[1] = make_double2(z[r][2], z[r][3]);
   }

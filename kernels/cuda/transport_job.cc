@@ -131,7 +131,9 @@ Layout LayoutOf(const Job& job) {
   // Whatever clusters can be had: a layout is asked for before that is known.
   Job widest = job;
   widest.wide_clusters = true;
-  if (IsExactOnChip(widest)) at.exact = part.Take(int64_t{job.size[0]} * ExactColumns(job) * sizeof(double));
+  for (int e = 0; e < job.engines && IsExactOnChip(widest); ++e) {
+    at.exact[e] = part.Take(int64_t{EngineSize(job, e, 0)} * ExactColumns(job, e) * sizeof(double));
+  }
   at.chunk_stats = part.Take(PreparedStats(job) * sizeof(ChunkStats));
   at.linear_value = part.Take(LinearParts(job) * sizeof(double));
   if (job.out.sparse_plan.max_entries > 0) {

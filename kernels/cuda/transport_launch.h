@@ -108,7 +108,7 @@ void LaunchOnChipExact(const LaunchTable& table, int64_t blocks, const OnChipLau
 bool HasWideClusters();
 
 // ---- transport_exact.cu: exponents in float64 to memory, for solves on the chip -----------------------------------
-// Of members in kMixed, of jobs that IsExactOnChip: ExactBlocks of a member.
+// Of members in kMixed, of jobs that IsExactOnChip: ExactBlocks of each engine of a member.
 void LaunchExact(const LaunchTable& table, int64_t blocks, Source source, cudaStream_t stream);
 // The same in float32, in the frame of their potentials, for sweeps: of jobs that are framed, after an iteration.
 // FrameBlocks of a member. Of products all jobs of a launch have FrameDim `dim`. `first`: they are the members' first,

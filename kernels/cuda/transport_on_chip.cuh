@@ -81,8 +81,8 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
   // Adds exponents z of row r, group g to `terms`; kExact, or while entries are exponents divided by m_.factor.
   __device__ void AddExponents(int r, int g, Number (&terms)[S::kWidth]) const {
     if constexpr (kExact) {
-      const int row = min(first_row() + Row(r), size(0) - 1), columns = ExactColumns(job_);
-      const double* z = member().template At<double>(job_.at.exact) + int64_t{row} * columns;
+      const int row = min(first_row() + Row(r), size(0) - 1), columns = ExactColumns(job_, engine());
+      const double* z = member().template At<double>(job_.at.exact[engine()]) + int64_t{row} * columns;
       const auto* pairs = reinterpret_cast<const double2*>(z + min(Column(g), columns - S::kWidth));
 #pragma unroll
       for (int k = 0; k < S::kWidth; k += 2) {

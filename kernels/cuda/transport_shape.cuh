@@ -148,9 +148,11 @@ __host__ __device__ inline int OnChipTiles(const Job& job) {
 constexpr double kExactToleranceLeast = 5e-7;
 __host__ __device__ inline bool IsExactOnChip(const Job& job) {
   const double tolerance = job.solver.tolerance;
-  return job.engines == 1 && OnChipTiles(job) > 0 && (tolerance == 0 || tolerance >= kExactToleranceLeast);
+  return OnChipTiles(job) > 0 && (tolerance == 0 || tolerance >= kExactToleranceLeast);
 }
-__host__ __device__ inline int ExactColumns(const Job& job) { return (job.size[1] + 3) / 4 * 4; }  // Of a row there.
+__host__ __device__ inline int ExactColumns(const Job& job, int engine) {  // Of a row there.
+  return (EngineSize(job, engine, 1) + 3) / 4 * 4;
+}
 // Jobs whose columns are extrapolated, where they are not solved on the chip.
 __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relaxing; }
 // Streamed jobs: float32 costs in memory, or exponents of clouds that are kept there after the first iteration. Rows
@@ -474,8 +476,8 @@ __host__ __device__ inline int LinearParts(const Job& job) {
   if (HasExactCosts(job)) return ExactParts(job);
   return RowBlocks(job, 0, 0) * (HasWholeCosts(job) ? OutputSplits(job) : 1);
 }
-__host__ __device__ inline int64_t ExactBlocks(const Job& job) {
-  return int64_t{1} * RowBlocks(job, 0, 0) * RowBlocks(job, 0, 1);
+__host__ __device__ inline int64_t ExactBlocks(const Job& job, int engine) {
+  return int64_t{1} * RowBlocks(job, engine, 0) * RowBlocks(job, engine, 1);
 }
 // Of an engine's columns: to write their terms, and to add up slabs.
 __host__ __device__ inline int StreamTermBlocks(const Job& job, int engine) {

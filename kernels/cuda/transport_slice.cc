@@ -393,7 +393,7 @@ class Slice : private OutputLaunches {
     const auto sources = ByKind<Source>(making, [](const TransportResident& r, auto add) { add(SourceOf(r.job())); });
     for (const auto& [source, chosen] : sources) {
       const Table table =
-          TableOf(chosen, [](const Job& job) { return job.count * ExactBlocks(job); });
+          TableOf(chosen, [](const Job& job) { return job.count * BlocksOf<ExactBlocks>(job, AllEngines(job)); });
       Later(table, [this, source = source](const LaunchTable& t, int64_t blocks) {
         LaunchExact(t, blocks, source, stream());
       });
