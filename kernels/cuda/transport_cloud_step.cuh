@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const RowBlock block = FindRowBlock(job, work.block, side, job.engines, Geometry::kCloud);
+  const RowBlock block = FindRowBlock(job, work.block, side, PassEngines(job, side), Geometry::kCloud);
   const Member member{job, block.member};
   if (threadIdx.x == 0) {
     Columns::Init(full, empty);

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, 2) ExactStepKernel(LaunchTable table
   // 1. Whose rows.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  if (threadIdx.x == 0) b = FindRowBlock(job, work.block, side, job.engines, Geometry::kExact);
+  if (threadIdx.x == 0) b = FindRowBlock(job, work.block, side, PassEngines(job, side), Geometry::kExact);
   __syncthreads();
   const Member member{job, b.member};
   const EngineState* state = member.state(b.engine);

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) FirstColumnsKernel(LaunchTab
   AllowNextKernel();
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const RowBlock block = FindRowBlock(job, work.block, 1, job.engines, Geometry::kCloud);
+  const RowBlock block = FindRowBlock(job, work.block, 1, PassEngines(job, 1), Geometry::kCloud);
   const Member member{job, block.member};
   if (threadIdx.x == 0) {
     Rows::Init(full, empty);

@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kThreads, 2) HalfStepKernel(LaunchTable table,
   // 1. Whose rows.
   const BlockWork work = FindWork(table, blockIdx.x);
   const Job& job = CopyJob(table.jobs[work.job]);
-  const RowBlock b = FindRowBlock(job, work.block, side, pass == Pass::kBound ? 1 : job.engines, Geometry::kPlain);
+  const int engines = pass == Pass::kBound ? 1 : PassEngines(job, side);
+  const RowBlock b = FindRowBlock(job, work.block, side, engines, Geometry::kPlain);
   const Member member{job, b.member};
   const EngineState* state = member.state(b.engine);
   if (pass != Pass::kBound && state->mode != kMode) return;

@@ -84,7 +84,10 @@ __global__ void __launch_bounds__(kThreads) SweepKernel(LaunchTable table, int s
 }  // namespace
 
 int64_t SweepBlocks(const Job& job, Mode mode, int side) {
-  return SweepGroups(job) * PassBlocks(job, side, SweepGeometry(job, mode));
+  const Geometry geometry = SweepGeometry(job, mode);
+  int64_t blocks = 0;
+  for (int e = 0; e < job.engines; ++e) blocks += EngineBlocks(job, e, side, geometry);
+  return SweepGroups(job) * blocks;
 }
 
 void LaunchSweep(const LaunchTable& table, int64_t blocks, Mode mode, bool alone, int side, cudaStream_t stream) {

@@ -279,8 +279,8 @@ __device__ inline void MoveState(const Member& member, int engine) {
 }
 
 // What follows when row threadIdx.x of this block knows its sum over this block's columns, `part` times 2^offset: parts
-// are combined, rows move, and the last block of an engine decides how it goes on. All threads call it; the last has no
-// row.
+// are combined, rows move, and the last block of an engine decides how it goes on. Of engines 1 and 2 columns do as the
+// rows that are the same points. All threads call it; the last has no row.
 template <typename Part>
 __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pass pass, int step, Part part,
                            double offset, double scale, Geometry geometry) {
@@ -292,7 +292,8 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
   unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + b.engine * job.at.arrival_stride;
   unsigned* all_arrivals = arrivals + job.at.arrival_stride - 1;
   // With a fixed number of iterations residuals decide nothing, and the state moves on while rows are finished.
-  const bool judged = pass != Pass::kIterate || job.solver.tolerance > 0, moves = !judged && side == 1;
+  const bool self = b.engine > 0, judged = pass != Pass::kIterate || job.solver.tolerance > 0;
+  const bool moves = !judged && (side == 1 || self);
   RowStep row = {};
   if (mine && pass == Pass::kIterate) row = LoadRow(member, b, side, i, judged);
   double lse = mine && b.splits == 1 ? LogOf(part) + offset : 0;
@@ -307,7 +308,10 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
     MoveState(member, b.engine);
   }
   BlockStats stats = NoStats();
-  if (mine && pass == Pass::kIterate) IterateRow(member, b, side, i, row, lse, scale, judged, &stats);
+  if (mine && pass == Pass::kIterate) {
+    IterateRow(member, b, side, i, row, lse, scale, judged, &stats);
+    if (self) member.phi(b.engine, row.parity ^ 1, 1)[i] = member.phi(b.engine, row.parity ^ 1, 0)[i];
+  }
   if (mine && pass == Pass::kMeasure) MeasureRow(member, b, side, i, lse, scale, &stats);
   if (mine && pass == Pass::kBound) BoundRow(member, side, step, i, lse, scale, &stats);
   if (!judged) return;
@@ -315,7 +319,13 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
       stats, pass == Pass::kMeasure,
       (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
   if (pass == Pass::kBound) return;
-  if (LastToArrive(all_arrivals, blocks)) EndPass(member, b, side, pass, blocks);
+  if (self) {
+    if (mine && pass == Pass::kMeasure) MeasureRow(member, b, 1, i, lse, scale, &stats);
+    StoreStats(stats, pass == Pass::kMeasure, member.stats(b.engine, 1) + b.block);
+  }
+  if (!LastToArrive(all_arrivals, blocks)) return;
+  EndPass(member, b, side, pass, blocks);
+  if (self) EndPass(member, b, 1, pass, blocks);
 }
 
 // Whether what a side sums up to is known before it is measured: the last of a fixed number of plain iterations has

@@ -530,9 +530,11 @@ __device__ inline EnginePart FindEnginePart(const Job& job, unsigned engines, in
     found.block -= blocks;
   }
 }
+// Engines, from 0 on, that a pass over a side is for: engines 1 and 2, whose columns are their rows, go with rows alone.
+__host__ __device__ inline int PassEngines(const Job& job, int side) { return side == 0 ? job.engines : 1; }
 __host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry geometry) {  // Of one member.
   int64_t blocks = 0;
-  for (int e = 0; e < job.engines; ++e) blocks += EngineBlocks(job, e, side, geometry);
+  for (int e = 0; e < PassEngines(job, side); ++e) blocks += EngineBlocks(job, e, side, geometry);
   return blocks;
 }
 __host__ __device__ inline Geometry SweepGeometry(const Job& job, int mode) {  // Of Hessian-vector products.
