@@ -259,7 +259,8 @@ double LoopSeconds(Job job) {
 }  // namespace
 
 double HeldIterationSeconds(const Job& job, int64_t members) {
-  return CeilDiv(members, HeldAtOnce(job)) * HeldRoundSeconds(job);
+  const double selves = HoldsSelves(job) ? members * SelfSeconds(job) : 0;
+  return CeilDiv(members, HeldAtOnce(job)) * HeldRoundSeconds(job) + selves;
 }
 
 int LoopChunk(const Job& job) {
@@ -291,8 +292,7 @@ double SolveSeconds(const Job& job) {
   const int64_t most = job.solver.max_iterations;
   const int64_t held = HoldsAll(job) ? std::min<int64_t>(most, kHeldIterationsMost * HeldLaunches(job)) : 0;
   double seconds = (most - held) * (IterationSeconds(job) + 2 * kLaunchSeconds);
-  if (held > 0) seconds += held * HeldIterationSeconds(job, job.count);
-  return held > 0 && job.engines > 1 ? seconds + held * job.count * SelfSeconds(job) : seconds;
+  return held > 0 ? seconds + held * HeldIterationSeconds(job, job.count) : seconds;
 }
 
 double OutputSeconds(const Job& job) {

@@ -185,15 +185,17 @@ struct SelfLaunch {
   bool judged;  // There is a tolerance, or marginals are relaxed.
   bool reads;   // As HeldLaunch's.
   int quads, blocks, launches;
+  Mode mode;
+  int iterations;
   unsigned engines;  // Bit e: engine e.
-  auto Kind() const { return std::tie(judged, reads, quads, blocks, launches); }
+  auto Kind() const { return std::tie(judged, reads, quads, blocks, launches, mode, iterations); }
   bool operator<(const SelfLaunch& other) const {
-    return std::tie(judged, reads, quads, blocks, launches, engines) <
-           std::tie(other.judged, other.reads, other.quads, other.blocks, other.launches, other.engines);
+    return std::make_pair(Kind(), engines) < std::make_pair(other.Kind(), other.engines);
   }
 };
-// All that a job takes.
+// All that a job takes: of engines in kFloat; in kMixed, up to so many iterations.
 std::vector<SelfLaunch> SelfLaunchesOf(const Job& job);
+std::vector<SelfLaunch> FramedSelfLaunchesOf(const Job& job, int iterations);
 int64_t SelfProblems(const Job& job, const SelfLaunch& of);
 void LaunchSelf(const LaunchTable& table, int64_t problems, const SelfLaunch& of, cudaStream_t stream);
 

@@ -405,7 +405,7 @@ __host__ __device__ inline bool FramesExponents(const Job& job) {
   return MostKeptBytes(job) <= (likely ? kKeptBytesMost : kFramedBytesMost);
 }
 // Whether members in kMixed are held from one renewal of their frames to the next.
-__host__ __device__ inline bool HoldsFrames(const Job& job) { return job.held && job.framed && job.engines == 1; }
+__host__ __device__ inline bool HoldsFrames(const Job& job) { return HoldsAll(job) && job.framed; }
 // Whether there is room for exponents and their frames; for exponents, or for copies of costs.
 __host__ __device__ inline bool HasFrames(const Job& job) { return job.framed || (job.streamed && !job.dense); }
 __host__ __device__ inline bool HasNumbers(const Job& job) { return HasFrames(job) || CopiesCosts(job); }

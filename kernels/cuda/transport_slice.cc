@@ -134,15 +134,16 @@ class Slice : private OutputLaunches {
   bool Hold(Set* set, int64_t done) {
     const Set holding = TakeTogether(
         set, [done](const TransportResident& r) { return r.MayHold(done); }, HeldLaunchOf, Holding());
-    HoldSelves(holding);
+    HoldSelves(holding, [](const TransportResident& r) { return SelfLaunchesOf(r.job()); });
     for (int k : holding) residents()[k]->Hold();
     return !holding.empty();
   }
-  // Engines 1 and 2 of those that are held.
-  void HoldSelves(const Set& set) {
+  // Engines 1 and 2 of those that are held, in the launches that a resident takes.
+  template <typename LaunchesOf>
+  void HoldSelves(const Set& set, LaunchesOf launches_of) {
     const Set debiased = Among(set, [](const TransportResident& r) { return HoldsSelves(r.job()); });
-    const auto launches = ByKind<SelfLaunch>(debiased, [](const TransportResident& r, auto add) {
-      for (const SelfLaunch& launch : SelfLaunchesOf(r.job())) add(launch);
+    const auto launches = ByKind<SelfLaunch>(debiased, [=](const TransportResident& r, auto add) {
+      for (const SelfLaunch& launch : launches_of(r)) add(launch);
     });
     for (const auto& [launch, chosen] : launches) {
       Later(TableOf(chosen, [launch = launch](const Job& job) { return SelfProblems(job, launch); }),
@@ -155,7 +156,7 @@ class Slice : private OutputLaunches {
   void HoldOn(const Set& set) {
     for (int k : set) residents()[k]->Hope();
     Together(set, HeldLaunchOf, Holding());
-    HoldSelves(set);
+    HoldSelves(set, [](const TransportResident& r) { return SelfLaunchesOf(r.job()); });
     for (int k : set) residents()[k]->Hold();
   }
   // The same of engines 0 alone, whose jobs stay for the others once no member is left.
@@ -353,6 +354,7 @@ class Slice : private OutputLaunches {
               LaunchHeld(t, problems, launch, stream());
             });
     }
+    HoldSelves(holding, [](const TransportResident& r) { return FramedSelfLaunchesOf(r.job(), r.FramesToHold()); });
     double seconds = 0;
     Set left;
     for (int k : *set) {

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(GroupsOf(kQuads) * kGroupThreads, 1)
   // The rows in the order that they are read in: every other iteration finds the last ones before in the cache.
   const auto row_at = [=](int k) { return max(first, backwards ? last - 1 - k : min(first + k, last - 1)); };
   const Member member{job, part.member};
+  if (IsIdleAlready(member, engine, pass)) return;
   // 1. Copies begin, of what no kernel changes.
   const int row_numbers = StreamColumns(job, engine);
   RowRing<T> ring(row_numbers, backwards, DynamicShared() + group * kRing, kRing, full[group], &copies[group]);

@@ -87,6 +87,21 @@ __device__ inline void StoreTerm(const Member& member, int engine, const EngineS
   member.At<float>(member.job.at.stream_terms[engine])[j] = term;
 }
 
+// Whether it shows before the kernel before has ended that a pass has nothing to do for an engine of several: what has
+// stopped, or is measured, stays so. Past the first cache, where other parts of the state would be seen as they are
+// now. All threads of a block call it.
+__device__ inline bool IsIdleAlready(const Member& member, int engine, Pass pass) {
+  if (member.job.engines == 1) return false;
+  __shared__ bool idle;
+  const EngineState* state = member.state(engine);
+  if (threadIdx.x == 0) {
+    idle =
+        pass == Pass::kIterate ? __ldcg(&state->stopped) != 0 : pass == Pass::kMeasure && __ldcg(&state->measured) > 0;
+  }
+  __syncthreads();
+  return idle;
+}
+
 // One of them.
 __device__ inline float LoadNumber(const float* at) { return __ldg(at); }
 __device__ inline float LoadNumber(const __half* at) { return __half2float(__ldg(at)); }

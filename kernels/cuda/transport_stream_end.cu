@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, 2) StreamEndKernel(LaunchTable table
   const int j = min(column, size - 1);
   const bool there = column < size, iterates = pass == Pass::kIterate, symmetric = IsSymmetric(job, engine);
   const bool judged = !iterates || job.solver.tolerance > 0;
+  if (IsIdleAlready(member, engine, pass)) return;
   AwaitKernelBefore();
   // 1. Sums over the slabs. All that is read is on its way at once, of both parities.
   EngineState* state = member.state(engine);

@@ -5,7 +5,8 @@
 // sum of densities times its columns' scales, and takes what the row is divided by halfway to that, in logarithms; its
 // inverse, times the row's mass, is the scale of the column that is the same point. So nothing is summed up by columns,
 // and blocks tell each other their rows' scales, once an iteration. What rows sum up to at the last potentials is known
-// then, too, and with it how far marginals are from where they should be.
+// then, too, and with it how far marginals are from where they should be. Engines whose exponents need float64 are held
+// between renewals of their frames.
 #include <algorithm>
 #include <vector>
 
@@ -200,7 +201,7 @@ class HeldSelf : private HeldRows<kQuads, float, kReads, /*kSelf=*/true> {
 // Groups of `blocks` blocks, each of which solves one problem after the other: engines of the mask, of each member.
 template <int kQuads, bool kReads, bool kJudged>
 __global__ void __launch_bounds__(kHeldThreads, 1)
-    HeldSelfKernel(LaunchTable table, int64_t problems, int blocks, unsigned engines, int most) {
+    HeldSelfKernel(LaunchTable table, int64_t problems, int blocks, unsigned engines, Mode mode, int most) {
 #if SINKHORN_HOPPER
   __shared__ HeldMemory memory;
   const int groups = gridDim.x / blocks, each = __popc(engines), first = __ffs(engines) - 1;
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(kHeldThreads, 1)
     const Member member{job, job.turn_first + work.block / each};
     const int engine = first + static_cast<int>(work.block % each);
     const EngineState& state = *member.state(engine);
-    if (state.mode == kFloat && IsStreamed(job, state) && !state.stopped) {
+    if (state.mode == mode && IsStreamed(job, state) && !state.stopped) {
       HeldSelf<kQuads, kReads, kJudged>(member, engine, blocks, &memory).Run(most);
     }
     __syncthreads();  // What it had of this problem has been read.
@@ -224,20 +225,33 @@ void WithSelfKernel(const SelfLaunch& of, Function function) {
   function(of.quads == 2 ? HeldSelfKernel<2, false, kJudged> : HeldSelfKernel<1, false, kJudged>);
 }
 
+std::vector<SelfLaunch> LaunchesOf(const Job& job, int launches, Mode mode, int iterations) {
+  std::vector<SelfLaunch> all;
+  for (int engine : {1, 2}) {
+    SelfLaunch of = {!IsFixed(job),
+                     SelfReads(job, engine),
+                     HeldQuads(job, engine),
+                     SelfBlocks(job, engine),
+                     launches,
+                     mode,
+                     iterations,
+                     1u << engine};
+    if (engine == 2 && of.Kind() == all[0].Kind()) {
+      all[0].engines |= of.engines;
+    } else {
+      all.push_back(of);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<SelfLaunch> SelfLaunchesOf(const Job& job) {
-  std::vector<SelfLaunch> launches;
-  for (int engine : {1, 2}) {
-    const SelfLaunch of = {!IsFixed(job),           SelfReads(job, engine), HeldQuads(job, engine),
-                           SelfBlocks(job, engine), HeldLaunches(job),      1u << engine};
-    if (engine == 2 && of.Kind() == launches[0].Kind()) {
-      launches[0].engines |= of.engines;
-    } else {
-      launches.push_back(of);
-    }
-  }
-  return launches;
+  return LaunchesOf(job, HeldLaunches(job), kFloat, kHeldIterationsMost);
+}
+std::vector<SelfLaunch> FramedSelfLaunchesOf(const Job& job, int iterations) {
+  return LaunchesOf(job, 1, kMixed, iterations);
 }
 
 int64_t SelfProblems(const Job& job, const SelfLaunch& of) { return job.turn_members * (of.engines == 6u ? 2 : 1); }
@@ -249,7 +263,7 @@ void LaunchSelf(const LaunchTable& table, int64_t problems, const SelfLaunch& of
     for (int left = of.launches; left > 0; --left) {
       AttributedLaunch launch(kernel, groups * of.blocks, kHeldThreads, HeldBytes(HeldKind::kJudged), stream);
       launch.Add(Together());
-      launch.Enqueue(kernel, table, problems, of.blocks, of.engines, kHeldIterationsMost);
+      launch.Enqueue(kernel, table, problems, of.blocks, of.engines, of.mode, of.iterations);
     }
   };
   of.judged ? WithSelfKernel<true>(of, launch_all) : WithSelfKernel<false>(of, launch_all);
