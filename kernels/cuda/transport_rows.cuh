@@ -292,8 +292,9 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
   unsigned* arrivals = member.At<unsigned>(job.at.arrivals) + b.engine * job.at.arrival_stride;
   unsigned* all_arrivals = arrivals + job.at.arrival_stride - 1;
   // With a fixed number of iterations residuals decide nothing, and the state moves on while rows are finished.
-  const bool self = b.engine > 0, judged = pass != Pass::kIterate || job.solver.tolerance > 0;
-  const bool moves = !judged && (side == 1 || self);
+  const bool judged = pass != Pass::kIterate || job.solver.tolerance > 0;
+  const int last_side = b.engine > 0 ? 1 : side;
+  const bool moves = !judged && last_side == 1;
   RowStep row = {};
   if (mine && pass == Pass::kIterate) row = LoadRow(member, b, side, i, judged);
   double lse = mine && b.splits == 1 ? LogOf(part) + offset : 0;
@@ -310,22 +311,19 @@ __device__ void FinishRows(const Member& member, const RowBlock& b, int side, Pa
   BlockStats stats = NoStats();
   if (mine && pass == Pass::kIterate) {
     IterateRow(member, b, side, i, row, lse, scale, judged, &stats);
-    if (self) member.phi(b.engine, row.parity ^ 1, 1)[i] = member.phi(b.engine, row.parity ^ 1, 0)[i];
+    if (b.engine > 0) member.phi(b.engine, row.parity ^ 1, 1)[i] = member.phi(b.engine, row.parity ^ 1, 0)[i];
   }
-  if (mine && pass == Pass::kMeasure) MeasureRow(member, b, side, i, lse, scale, &stats);
   if (mine && pass == Pass::kBound) BoundRow(member, side, step, i, lse, scale, &stats);
   if (!judged) return;
-  StoreStats(
-      stats, pass == Pass::kMeasure,
-      (pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, side)) + b.block);
-  if (pass == Pass::kBound) return;
-  if (self) {
-    if (mine && pass == Pass::kMeasure) MeasureRow(member, b, 1, i, lse, scale, &stats);
-    StoreStats(stats, pass == Pass::kMeasure, member.stats(b.engine, 1) + b.block);
+#pragma unroll 1
+  for (int s = side; s <= last_side; ++s) {
+    if (mine && pass == Pass::kMeasure) MeasureRow(member, b, s, i, lse, scale, &stats);
+    BlockStats* all = pass == Pass::kBound ? member.At<BlockStats>(job.at.bound_stats) : member.stats(b.engine, s);
+    StoreStats(stats, pass == Pass::kMeasure, all + b.block);
   }
-  if (!LastToArrive(all_arrivals, blocks)) return;
-  EndPass(member, b, side, pass, blocks);
-  if (self) EndPass(member, b, 1, pass, blocks);
+  if (pass == Pass::kBound || !LastToArrive(all_arrivals, blocks)) return;
+#pragma unroll 1
+  for (int s = side; s <= last_side; ++s) EndPass(member, b, s, pass, blocks);
 }
 
 // Whether what a side sums up to is known before it is measured: the last of a fixed number of plain iterations has
