@@ -93,10 +93,8 @@ class TransportResident final : public Resident {
   bool Streams() const { return job_.streamed && (job_.dense || kept_); }
   // `done`: passes enqueued that are not counted yet. Potentials that symmetric updates begin with are twice what they
   // should be, which is no frame: one iteration more.
-  bool MayKeepExponents(int64_t done) const {
-    const int64_t least = job_.symmetric || job_.engines > 1 ? 2 : 1;
-    return job_.streamed && !Streams() && launched_ + done >= least;
-  }
+  bool MayKeepExponents(int64_t done) const { return job_.streamed && !Streams() && launched_ + done >= FirstPasses(); }
+  int64_t FirstPasses() const { return job_.symmetric || job_.engines > 1 ? 2 : 1; }
   void KeepExponents() { kept_ = true; }
   // Whether the columns' half step that comes leaves densities; KeepFirst: it is enqueued.
   bool MayKeepFirst() const { return KeepsFirstDensities(job_) && !kept_first_; }
@@ -135,7 +133,7 @@ class TransportResident final : public Resident {
   bool MayLag() const { return frames_held_; }
   // Whether the next iterations are made on the chip of a whole device, `done`: see MayKeepExponents; Hold: those are
   // enqueued.
-  bool MayHold(int64_t done) const { return HoldsAll(job_) && Streams() && launched_ + done >= 1; }
+  bool MayHold(int64_t done) const { return HoldsAll(job_) && Streams() && launched_ + done >= FirstPasses(); }
   void Hold() {
     swept_ = true;
     measures_ = HeldMeasures(job_) && !job_.finish_soon;

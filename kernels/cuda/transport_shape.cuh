@@ -188,9 +188,9 @@ __host__ __device__ inline bool IsPlain(const Job& job) {
 }
 // Held jobs: streamed ones whose densities so many blocks of a device together have room for, in shared memory and
 // registers, from one iteration to the next (transport_stream_held.cu). A whole device, or a part of it: some problems
-// are then solved at once. Of those whose iterations alternate; not more of them than others may wait for: sweeps go
-// on. Of debiased ones the others are, too (HoldsSelves); where there is no room for those, and a tolerance, engine 0
-// alone, and the others, which take fewer iterations, are swept.
+// are then solved at once. Of those at one epsilon; not more iterations than others may wait for: sweeps go on. Of
+// debiased ones all three engines are (HoldsSelves); where there is no room for those of one side, and a tolerance,
+// engine 0 alone, and the others, which take fewer iterations, are swept.
 constexpr int kHeldThreads = 512, kHeldRowsMost = 32, kHeldOwnedMost = 64;  // Of a block; columns that it adds up.
 constexpr int kHeldAtOnceMost = 4;                                          // Problems.
 constexpr int kHeldColumnsMost = 4096, kHeldIterationsMost = 512;
@@ -199,10 +199,13 @@ constexpr int kHeldQuadColumns = 4 * kHeldThreads;
 constexpr int kHeldBytes = 216 * 1024, kHeldBytesMost = 227 * 1024;  // Of shared memory: rows; all.
 constexpr int kHeldJudgingBytes = 1024, kHeldJointBytes = 6400;      // Where iterations are judged; extrapolated.
 constexpr int kHeldRegisters = 32;                                   // Of a thread, for rows.
-// How iterations go: as many as were asked for; until something is met; with columns extrapolated, too.
-enum class HeldKind : int { kPlain, kJudged, kExtrapolated };
+// How iterations go: as many as were asked for; until something is met; with columns extrapolated, too. Symmetric ones:
+// either way.
+enum class HeldKind : int { kPlain, kJudged, kExtrapolated, kSymmetric };
 __host__ __device__ constexpr int HeldBytes(HeldKind kind) {
-  return kHeldBytes - (kind == HeldKind::kPlain ? 0 : kind == HeldKind::kJudged ? kHeldJudgingBytes : kHeldJointBytes);
+  return kHeldBytes - (kind == HeldKind::kPlain          ? 0
+                       : kind == HeldKind::kExtrapolated ? kHeldJointBytes
+                                                         : kHeldJudgingBytes);
 }
 __host__ __device__ constexpr int HeldRowsOfRegisters(int quads, int number_bytes) {
   return kHeldRegisters * 4 / (quads * 4 * number_bytes);
@@ -215,7 +218,8 @@ __host__ __device__ inline int HeldQuads(const Job& job, int engine = 0) {  // O
 // Extrapolation halves the iterations, and costs as much as those that take 5 us take themselves. Members in kMixed are
 // extrapolated, though, as sweeps do with what they do not hold of them.
 __host__ __device__ inline HeldKind HeldKindOf(const Job& job, Mode mode) {
-  if (IsAlternating(job) && IsFixed(job)) return HeldKind::kPlain;
+  if (job.symmetric) return HeldKind::kSymmetric;
+  if (IsFixed(job)) return HeldKind::kPlain;
   return IsAccelerated(job) && (HeldQuads(job) == 2 || mode == kMixed) ? HeldKind::kExtrapolated : HeldKind::kJudged;
 }
 // Rows of an engine that a block has room for in so many bytes, and in registers.
@@ -262,13 +266,14 @@ __host__ __device__ inline bool SelfReads(const Job& job, int engine) {
   return CeilDiv(EngineSize(job, engine, 0), SelfBlocks(job, engine)) > SelfRoom(job, engine, true);
 }
 __host__ __device__ inline bool HoldsSelves(const Job& job) {
-  return job.engines > 1 && IsAlternating(job) && !KeepsHalves(job) && SelfBlocks(job, 1) > 0 && SelfBlocks(job, 2) > 0;
+  return job.engines > 1 && job.solver.epsilon_decay == 0 && !KeepsHalves(job) && SelfBlocks(job, 1) > 0 &&
+         SelfBlocks(job, 2) > 0;
 }
 // Blocks of engine 0 of a member of such a job, if it is streamed; 0: it cannot be held.
 __host__ __device__ inline int HeldBlocks(const Job& job) {
   const bool coarse = KeepsHalves(job) && !IsPlain(job);  // Marginals would end at 1e-4.
   const bool beside = job.engines > 1 && job.solver.tolerance == 0 && !HoldsSelves(job);
-  if (!IsAlternating(job) || coarse || beside || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
+  if (job.solver.epsilon_decay != 0 || coarse || beside || StreamColumns(job, 0) > kHeldColumnsMost) return 0;
   const int quads = HeldQuads(job);
   const auto suit = [&](int blocks) { return HeldOwned(job, blocks) <= kHeldOwnedMost / quads; };
   const int blocks = BlocksWithRoom(job.size[0], HeldRoom(job, true), suit);
@@ -530,7 +535,7 @@ __device__ inline EnginePart FindEnginePart(const Job& job, unsigned engines, in
     found.block -= blocks;
   }
 }
-// Engines, from 0 on, that a pass over a side is for: engines 1 and 2, whose columns are their rows, go with rows alone.
+// Engines, from 0 on, that a pass over a side is for: of engines 1 and 2, whose columns are their rows, rows alone.
 __host__ __device__ inline int PassEngines(const Job& job, int side) { return side == 0 ? job.engines : 1; }
 __host__ __device__ inline int64_t PassBlocks(const Job& job, int side, Geometry geometry) {  // Of one member.
   int64_t blocks = 0;

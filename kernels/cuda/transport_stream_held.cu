@@ -19,6 +19,8 @@
 // With a tolerance or relaxed marginals iterations are judged (transport_stream_held_judge.cuh): at the end of one all
 // blocks know the residual before it, whether it counts, and how much the next one is to be over-relaxed. With a
 // tolerance, and where an iteration takes long enough for that, columns are extrapolated (transport_joint.cuh).
+//
+// Symmetric updates weight columns' sums by rows as they were: both sides move at once, and both have a residual.
 #include <algorithm>
 
 #include "kernels/cuda/transport_joint.cuh"
@@ -49,7 +51,8 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
   using Rows::Lane, Rows::MakeRead, Rows::member_, Rows::memory_, Rows::OwnColumn, Rows::OwnedOf, Rows::OwnPlace;
   using Rows::OwnsColumn, Rows::OwnSpan, Rows::part_, Rows::PhiOfColumn, Rows::PhiOfRow, Rows::QuadAt, Rows::scale_;
   using Rows::Scratch, Rows::SumRows, Rows::TakeScales, Rows::TellParts, Rows::Warp, Rows::WholeOfRow;
-  static constexpr bool kJudged = kKind == HeldKind::kJudged, kJoint = kKind == HeldKind::kExtrapolated;
+  static constexpr bool kSymmetric = kKind == HeldKind::kSymmetric, kJoint = kKind == HeldKind::kExtrapolated;
+  static constexpr bool kJudged = kSymmetric || kKind == HeldKind::kJudged;
   static constexpr bool kMeasures = HeldMeasures(kKind, kQuads, sizeof(T) == 2, kReads);
   using Joint = JointIterations<kHeldThreads, kHeldOwnedMost>;
   static constexpr int kAddingThreads = kJudged ? kHeldThreads - 32 : kHeldThreads;
@@ -189,10 +192,11 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) SumColumns(q);
       if constexpr (kReads) Fetch(FirstRead(Tag() != 0));
-      if (judge_.IsWarp()) judge_.Judge(turn_);
+      if (!kSymmetric && judge_.IsWarp()) judge_.Judge(turn_);
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) AddOwned(q, column_mass, is_void);
       if constexpr (kJoint) Judge(column_mass, is_void);
+      if constexpr (kSymmetric) JudgeBoth();
     }
   }
   // The last iteration; `lost`: the state after it too.
@@ -212,13 +216,15 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
     if constexpr (kJoint) row_error_ = Lane() < part_.rows ? memory_.masses[Lane()] * fabsf(sum - before) / before : 0;
     if (judge_.IsWarp()) judge_.TellError(turn_, memory_.masses[Lane()], before, sum);
     if (Warp() == 0) RowSums(turn_)[Lane()] = relaxed;
-    memory_.weights[Warp()][Lane()] = Lane() < part_.held ? WeightOf(Lane(), relaxed) : 0;
+    memory_.weights[Warp()][Lane()] = Lane() < part_.held ? WeightOf(Lane(), Seen(before, relaxed)) : 0;
     __syncwarp();
   }
   __device__ float RelaxedRow(int row, float before, float sum, int turn) const {
     if constexpr (kJoint) return joint_.RelaxedRow(before, sum);
     return judge_.RelaxedRow(row, before, sum, turn);
   }
+  // What a row is divided by where columns see it: symmetric updates move both sides at once.
+  __device__ static float Seen(float before, float relaxed) { return kSymmetric && IsNear(relaxed) ? before : relaxed; }
   __device__ float WeightOf(int row, float sum) const {
     return IsNear(sum) ? memory_.masses[row] * FastReciprocal(sum) * kUnit : NAN;
   }
@@ -246,8 +252,11 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
       float whole = memory_.parts[Lane() % 8][mine] + memory_.parts[Lane() % 8 + 8][mine];
 #pragma unroll
       for (int lanes = 4; lanes > 0; lanes /= 2) whole += __shfl_xor_sync(0xffffffffu, whole, lanes);
-      if constexpr (kKind != HeldKind::kPlain) {
-        whole = RelaxedRow(mine, RowSums(turn_)[mine], whole, turn_ + 1);
+      const float before = RowSums(turn_)[mine];
+      if constexpr (kSymmetric) {  // How much both sides move is not known yet.
+        whole = Seen(before, whole);
+      } else if constexpr (kKind != HeldKind::kPlain) {
+        whole = RelaxedRow(mine, before, whole, turn_ + 1);
       }
       const float weight_of = WeightOf(mine, whole);
 #pragma unroll
@@ -328,8 +337,14 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
     if constexpr (kJoint) {
       own_sum_ = whole;
     } else {
+      if constexpr (kSymmetric) own_error_ = judge_.ColumnError(mass, OwnSums().last, whole);
       Move(judge_.RelaxedColumn(OwnSums().last, whole, turn_), mass, is_void);
     }
+  }
+  // Of the iteration whose sums are known: what the block's columns say, and, in the end, what all do.
+  __device__ void JudgeBoth() {
+    if (Warp() < kHeldOwnedMost / 32) judge_.TellColumnError(turn_, own_error_);
+    if (judge_.IsWarp()) judge_.Judge(turn_);
   }
   // The thread's column, to this inverse of a scale.
   __device__ void Move(float sum, float mass, bool is_void) {
@@ -349,12 +364,13 @@ class HeldSweeps : private HeldEnd<kQuads, T, kReads> {
     if (OwnsColumn()) Move(own_sum_ * joint_.FactorOf(threadIdx.x, ratio), mass, is_void);
   }
 
-  HeldJudge<kJudged, /*kSelf=*/false> judge_;
+  HeldJudge<kJudged, kSymmetric ? Judged::kBoth : Judged::kRows> judge_;
   Joint joint_;
   bool stopped_ = false;               // By the last one.
   float sum_[kReads ? kQuads : 1][4];  // What rows that are read have added to the columns.
   // The thread's column's, where all are judged together; of the last warp, the lane's row's part of the residual.
   float own_scale_ = 0, own_sum_ = 0, row_error_ = 0;
+  float own_error_ = 0;  // And its part of the columns' residual, where both sides have one.
 };
 
 #endif
@@ -388,6 +404,7 @@ template <typename Function>
 void WithHeldKernel(const HeldLaunch& of, Function function) {
   if (of.kind == HeldKind::kExtrapolated) return WithHeldKernel<HeldKind::kExtrapolated>(of, function);
   if (of.kind == HeldKind::kJudged) return WithHeldKernel<HeldKind::kJudged>(of, function);
+  if (of.kind == HeldKind::kSymmetric) return WithHeldKernel<HeldKind::kSymmetric>(of, function);
   if (!of.halves) return WithHeldKernel<HeldKind::kPlain>(of, function);
   function(of.quads == 1 ? HeldKernel<1, __half, false, HeldKind::kPlain>
                          : HeldKernel<2, __half, false, HeldKind::kPlain>);

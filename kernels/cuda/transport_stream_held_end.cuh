@@ -42,7 +42,7 @@ class HeldEnd : protected HeldRows<kQuads, T, kReads> {
     if (j >= member_.job.size[1]) return;
     const double base = BaseOf(member_, 0, 1, j), log_mass = member_.log_mass(1)[j];
     double phi = member_.phi(0, from, 1)[j];
-    if (moved && log_mass > kVoid) {
+    if (moved && !IsVoid(j)) {
       phi = PhiOfColumn(j, memory_.column_terms[threadIdx.x] - log2(static_cast<double>(OwnSums().last)));
     }
     member_.phi(0, to, 1)[j] = phi;

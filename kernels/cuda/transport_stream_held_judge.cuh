@@ -17,11 +17,11 @@ namespace cuda {
 // residual had been small enough already.
 constexpr float kStopped = 0, kVoided = -1;
 // The state after an iteration that began with this residual, and the verdict.
-static __device__ __noinline__ float JudgeIteration(const Job& job, int engine, const EngineState& state, double error,
-                                                    EngineState* next) {
+static __device__ __noinline__ float JudgeIteration(const Job& job, int engine, const EngineState& state,
+                                                    double row_error, double column_error, EngineState* next) {
   *next = state;
-  EndRows(job, engine, next, error);
-  if (!next->stopped) EndColumns(job, engine, next, engine > 0 ? error : 0);
+  EndRows(job, engine, next, row_error);
+  if (!next->stopped) EndColumns(job, engine, next, column_error);
   if (!next->stopped) return static_cast<float>(next->relax);
   return next->parity == state.parity ? kVoided : kStopped;
 }
@@ -40,8 +40,11 @@ __device__ inline HeldJudging* JudgingOfBlock() {
 }
 constexpr double kHeldPullMost = 16;  // Beyond, float leaves a sum too few digits.
 
-// Turns are iterations begun. `kThere`: iterations are judged. `kSelf`: of engine 1 or 2, whose columns do as its rows.
-template <bool kThere, bool kSelf>
+// Of which sides' residuals: of engines 1 and 2 columns do as rows; symmetric updates leave both with one.
+enum class Judged { kRows, kSelf, kBoth };
+
+// Turns are iterations begun. `kThere`: iterations are judged.
+template <bool kThere, Judged kSides>
 class HeldJudge {
  public:
   __device__ HeldJudge(const Member& member, const HeldPart& part) : member_(member), part_(part) {
@@ -73,7 +76,9 @@ class HeldJudge {
 
   // By two threads: what this block tells others says that it is of no turn.
   __device__ void Clear(int buffer) const {
-    if (kThere) StoreTagged(ErrorsOf(buffer) + part_.rank, 0.0f, 0);
+    if (!kThere) return;
+    StoreTagged(ErrorsOf(buffer) + part_.rank, 0.0f, 0);
+    for (int warp = 0; warp < kColumnErrors; ++warp) StoreTagged(ColumnErrors(buffer) + warp, 0.0f, 0);
   }
 
   // ---- Relaxed marginals --------------------------------------------------------------------------------------------
@@ -92,45 +97,72 @@ class HeldJudge {
   }
 
   // ---- Residuals ----------------------------------------------------------------------------------------------------
+  // They decide nothing of a fixed number of iterations: nobody tells, or waits for, any then.
 
   // By the warp that judges, a row to each lane: how far the block's marginals are from where they should be.
   __device__ void TellError(int turn, float mass, float before, float sum) const {
+    if (!IsDecided()) return;
     const int lane = threadIdx.x % 32;
-    float error = mass * (lane < part_.rows ? ErrorOf(before, sum, judging_->row_pulls[lane]) : 0);
+    float error = mass * (lane < part_.rows ? ErrorOf(0, before, sum, judging_->row_pulls[lane]) : 0);
     for (int lanes = 16; lanes > 0; lanes /= 2) error += __shfl_xor_sync(0xffffffffu, error, lanes);
     if (lane == 0) StoreTagged(ErrorsOf(turn) + part_.rank, error, ErrorTag(turn));
   }
+  // By the warps that look after columns, a column to each lane.
+  __device__ void TellColumnError(int turn, float error) const {
+    if (!IsDecided()) return;
+    for (int lanes = 16; lanes > 0; lanes /= 2) error += __shfl_xor_sync(0xffffffffu, error, lanes);
+    if (threadIdx.x % 32 == 0) StoreTagged(ColumnErrors(turn) + threadIdx.x / 32, error, ErrorTag(turn));
+  }
+  // What a column that the thread looks after tells.
+  __device__ float ColumnError(float mass, float before, float sum) const {
+    return mass > 0 ? mass * ErrorOf(1, before, sum, judging_->column_pulls[threadIdx.x]) : 0;
+  }
   // By that warp, while the others add up columns: the state after a turn, of all blocks' errors.
   __device__ void Judge(int turn) {
-    constexpr int kMost = static_cast<int>(CeilDiv(kProcessors, 32));
+    constexpr int kMost = static_cast<int>(CeilDiv(kProcessors * (1 + kColumnErrors), 32));
+    const int count = part_.blocks * (1 + kColumnErrors);
     const int lane = threadIdx.x % 32;
     const float* errors = ErrorsOf(turn);
-    uint32_t seen[kMost];
-    bool there;
-    do {
+    uint32_t seen[kMost] = {};
+    bool there = !IsDecided();
+    while (!there) {
       there = true;
 #pragma unroll
-      for (int k = 0; k < kMost; ++k) seen[k] = LoadOneTagged(errors + min(32 * k + lane, part_.blocks - 1));
+      for (int k = 0; k < kMost; ++k) seen[k] = LoadOneTagged(errors + min(32 * k + lane, count - 1));
 #pragma unroll
       for (int k = 0; k < kMost; ++k) there = there && ((seen[k] ^ ErrorTag(turn)) & 1) == 0;
-    } while (!there);
-    double error = 0;
+    }
+    double rows = 0, columns = 0;
 #pragma unroll
-    for (int k = 0; k < kMost; ++k) error += 32 * k + lane < part_.blocks ? __uint_as_float(seen[k]) : 0;
-    for (int lanes = 16; lanes > 0; lanes /= 2) error += __shfl_xor_sync(0xffffffffu, error, lanes);
+    for (int k = 0; k < kMost; ++k) {
+      const int at = 32 * k + lane;
+      const double error = at < count ? __uint_as_float(seen[k]) : 0;
+      (at < part_.blocks ? rows : columns) += error;
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      rows += __shfl_xor_sync(0xffffffffu, rows, lanes);
+      if (kSides == Judged::kBoth) columns += __shfl_xor_sync(0xffffffffu, columns, lanes);
+    }
     if (IsThread()) {
+      const double other = kSides == Judged::kSelf ? rows : columns;
       judging_->verdicts[(turn + 1) & 1] =
-          JudgeIteration(member_.job, Engine(), State(turn), error, &judging_->states[(turn + 1) & 1]);
+          JudgeIteration(member_.job, Engine(), State(turn), rows, other, &judging_->states[(turn + 1) & 1]);
     }
     __syncwarp();
   }
 
  private:
-  __device__ int Engine() const { return kSelf ? part_.engine : 0; }
+  __device__ bool IsDecided() const { return member_.job.solver.tolerance > 0; }  // By residuals.
+  __device__ int Engine() const { return kSides == Judged::kSelf ? part_.engine : 0; }
+  static constexpr int kColumnErrors = kSides == Judged::kBoth ? kHeldOwnedMost / 32 : 0;  // Of a block.
   // Blocks' errors, in the place of what is measured when all iterations are over: of a turn where those of two before
-  // it were.
+  // it were. Those of all blocks' rows, then of their columns.
   __device__ float* ErrorsOf(int turn) const {
-    return reinterpret_cast<float*>(member_.stats(Engine(), 0)) + (turn & 1) * part_.blocks;
+    static_assert(2 * (1 + kColumnErrors) * sizeof(float) <= sizeof(BlockStats), "room");
+    return reinterpret_cast<float*>(member_.stats(Engine(), 0)) + (turn & 1) * part_.blocks * (1 + kColumnErrors);
+  }
+  __device__ float* ColumnErrors(int turn) const {  // Of this one.
+    return ErrorsOf(turn) + part_.blocks + part_.rank * kColumnErrors;
   }
   __device__ static uint32_t ErrorTag(int turn) { return (turn + 1) / 2 & 1; }
 
@@ -152,9 +184,9 @@ class HeldJudge {
     if (damping != 1) move = damping * move - (1 - damping) * log2f(before) + pull;
     return before * FastExp2(relax * move);
   }
-  // How far a row's marginal is from where it should be, for its mass.
-  __device__ float ErrorOf(float before, float sum, float pull) const {
-    const float damping = judging_->damping[0];
+  // How far a marginal is from where it should be, for its mass.
+  __device__ float ErrorOf(int side, float before, float sum, float pull) const {
+    const float damping = judging_->damping[side];
     if (damping == 1) return fabsf(sum - before) / before;
     return fabsf(sum / before - FastExp2(((1 - damping) * log2f(before) - pull) / damping));
   }

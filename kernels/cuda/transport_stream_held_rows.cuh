@@ -92,7 +92,11 @@ class HeldRows {
   __device__ bool OwnsColumn() const { return IsOwner() && OwnPlace() < OwnedOf(OwnSpan()); }
   __device__ int OwnColumn() const { return FirstOwned(OwnSpan()) + OwnPlace(); }
   __device__ int Columns() const { return member_.job.size[Measure(1)]; }  // That there are.
-  __device__ bool IsVoid(int j) const { return j >= Columns() || member_.log_mass(Measure(1))[j] <= kVoid; }
+  // Columns whose scales are nothing whatever they sum up to: not those without mass of symmetric updates, which move.
+  __device__ bool IsVoid(int j) const {
+    return j >= Columns() || (!MovesAll() && member_.log_mass(Measure(1))[j] <= kVoid);
+  }
+  __device__ bool MovesAll() const { return !kSelf && member_.job.symmetric; }
   // A quad's columns as they are before the first iteration: terms and scales, which are their mass.
   __device__ void TakeColumns(int q, int parity) {
     const int size = Columns(), first = 4 * QuadThere(q), measure = Measure(1);
@@ -107,7 +111,7 @@ class HeldRows {
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const bool there = first + k < size && log_mass[k] > kVoid;
+      const bool there = first + k < size && (MovesAll() || log_mass[k] > kVoid);
       term_[q][k] = there ? part_.frame.ColumnTerm(phi[k], base[k], 0) - QuadOf::kShift : static_cast<float>(kVoid);
       scale_[q][k] = there && HasQuad(q) ? static_cast<float>(mass[k]) * kUnit : 0;
     }

@@ -190,7 +190,7 @@ class HeldSelf : private HeldRows<kQuads, float, kReads, /*kSelf=*/true> {
   }
 
   HeldMeeting meeting_;
-  HeldJudge<kJudged, /*kSelf=*/true> judge_;
+  HeldJudge<kJudged, Judged::kSelf> judge_;
   int turn_ = 0;  // Iterations begun.
   bool stopped_ = false;
   float sum_ = 0;  // Of the lane's row, at the potentials before the turn; in the end at the last.

@@ -78,6 +78,17 @@ Case Members(const LargeShape& of, int64_t count, double spread, Random* random)
   return c;
 }
 
+// Every so many cases once more, debiased, unless they have costs.
+void AddDebiased(std::vector<Case>* cases, size_t step) {
+  const size_t plain = cases->size();
+  for (size_t k = 0; k < plain; k += step) {
+    Case c = (*cases)[k];
+    c.solver().debias = c.problem.kind == ProblemKind::kPointCloud;
+    c.name += ", debiased";
+    if (c.solver().debias) cases->push_back(c);
+  }
+}
+
 class DeviceSizesTest : public ConformanceTest {
  protected:
   // To float64.
@@ -199,17 +210,6 @@ TEST_P(DeviceSizesTest, SizesThatFillAGpu) {
                                {1700, 1281, 0, 0.004, 25, kStrict},
                                {3300, 2900, 3, 0.05, 12, kStrict},
                                {1200, 1300, 2, 0.05, 12, kFast}});
-}
-
-// And debiased.
-void AddDebiased(std::vector<Case>* cases, size_t step) {
-  const size_t plain = cases->size();
-  for (size_t k = 0; k < plain; k += step) {
-    Case c = (*cases)[k];
-    c.solver().debias = c.problem.kind == ProblemKind::kPointCloud;
-    c.name += ", debiased";
-    if (c.solver().debias) cases->push_back(c);
-  }
 }
 
 // Exponents that need float64, of which it holds floats in a frame for some iterations each; of the last ones sums
@@ -339,6 +339,35 @@ TEST_P(DeviceSizesTest, DebiasedSizesThatFillAGpu) {
     cases.back().name += ", relaxed";
   }
   ExpectRightTogetherAndAlone(cases);
+}
+
+// Updates of both sides at once: as many as were asked for, to the marginals and relaxed, then to a tolerance; points
+// without mass move as others do.
+TEST_P(DeviceSizesTest, SymmetricSizesThatFillAGpu) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  const auto symmetric = [](std::vector<Case> cases) {
+    AddDebiased(&cases, 2);
+    for (Case& c : cases) c.solver().update_rule = UpdateRule::kSymmetric;
+    return cases;
+  };
+  ExpectRightTogetherAndAlone(symmetric(CasesOf(Chosen({{1100, 1300, 40, 0.2, 12, kStrict},
+                                                        {2150, 1060, 20, 0.2, 12, kFast},
+                                                        {1030, 2100, 64, 0.05, 30, kStrict},
+                                                        {1300, 1025, 18, 0.02, 40, kStrict},
+                                                        {3300, 2900, 3, 0.05, 12, kStrict},
+                                                        {1500, 1404, 0, 0.05, 12, kStrict},
+                                                        {1100, 2300, 20, 0.2, 12, kStrict, 0, 0.5},
+                                                        {600, 3600, 0, 0.02, 12, kStrict},
+                                                        {1100, 1300, 40, 0.01, 75, kStrict},
+                                                        {1700, 1281, 0, 0.004, 25, kStrict, 0, 0.5}},
+                                                       1))));
+  ExpectSolvedTogetherAndAlone(symmetric(CasesOf(Chosen({{1100, 1300, 40, 0.2, 600, kStrict, 1e-5},
+                                                         {2100, 1060, 20, 0.2, 600, kFast, 1e-5},
+                                                         {1300, 1025, 18, 0.05, 2000, kStrict, 1e-4},
+                                                         {1500, 1404, 0, 0.05, 900, kStrict, 1e-5, 0.5},
+                                                         {3300, 2900, 3, 0.05, 600, kStrict, 1e-5},
+                                                         {1200, 1300, 2, 0.01, 11, kStrict, 1e-6}},
+                                                        1))));
 }
 
 // The same with tolerances; of larger ones it sweeps x and y in launches of many iterations, before the others.
@@ -510,6 +539,8 @@ TEST_P(DeviceSizesTest, MembersOfEverySize) {
       ExpectMembersAreProblems(backend(), c);
       c.solver().debias = of.tolerance > 0 || of.m <= 2500;
       if (c.solver().debias) ExpectMembersAreProblems(backend(), c);
+      c.solver().update_rule = UpdateRule::kSymmetric;
+      if (of.m <= 2500) ExpectMembersAreProblems(backend(), c);
     }
   }
 }
