@@ -1,5 +1,6 @@
 // Random problems against themselves: whoever is solved beside them, and whenever they are cut short. The seed of a
 // failing one is in its name.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -14,7 +15,35 @@
 namespace sinkhorn::conformance {
 namespace {
 
-class RandomCompanyTest : public ConformanceTest {};
+class RandomCompanyTest : public ConformanceTest {
+ protected:
+  // Where both have an answer, a whole one.
+  void ExpectAsFloat64(const Case& c, const Answer& got) {
+    Case exact = c;
+    exact.solver().precision = Precision::kDouble;
+    const double tolerance = c.solver().tolerance;
+    const bool fast = c.solver().precision == Precision::kFast;  // Its costs are others.
+    if (fast || !got.status.ok() || (tolerance > 0 && !got.convergence[0].converged)) return;
+    if (tolerance > 0) {
+      const Convergence& end = got.convergence[0];
+      EXPECT_LE(std::max(end.marginal_error_a, end.marginal_error_b), tolerance) << c.name;
+      if (c.solver().debias) return;
+      exact.solver().tolerance = 1.5 * tolerance;
+      exact.solver().max_iterations = 2;
+      exact.solver().epsilon_decay = 0;
+      exact.initial_f = Tensor::Of(got.f.values(), DType::kFloat64);
+      exact.initial_g = Tensor::Of(got.g.values(), DType::kFloat64);
+      EXPECT_TRUE(SolveTogether(backend(), {&exact})[0].convergence[0].converged) << c.name;
+      return;
+    }
+    const Answer answer = SolveTogether(backend(), {&exact})[0];
+    if (!answer.status.ok()) return;
+    EXPECT_EQ(got.convergence[0].iterations, answer.convergence[0].iterations) << c.name;
+    double room = PotentialTolerance(c, {answer.f.values(), answer.g.values()});
+    if (c.solver().debias) room = std::max(room, PotentialTolerance(c, {answer.f_aa.values(), answer.g_bb.values()}));
+    EXPECT_LE(Distance(got, answer), room) << c.name;
+  }
+};
 
 // Problems of each dozen of rounds' seeds, alone and together.
 template <typename Any>
@@ -83,6 +112,29 @@ TEST_P(RandomCompanyTest, FinishesSoon) {
     const double tolerance = PotentialTolerance(c, {whole.f.values(), whole.g.values()});
     EXPECT_LE(Distance(cut, whole), fast ? 0.1 * c.solver().epsilon : 2 * tolerance)
         << c.name << ", reached " << cut.convergence[0].iterations;
+  }
+}
+
+// Sizes that take a whole GPU, or a part of it: the same bits alone, beside others and in slices of any length; what
+// float64 says after as many iterations, or a solution to it too.
+TEST_P(RandomCompanyTest, LargeSizes) {
+  if (GetParam() != "cuda") GTEST_SKIP() << "sizes of a GPU";
+  constexpr int kCompany = 3;
+  const absl::FlagSaver saver;
+  absl::SetFlag(&FLAGS_smallest, 1025), absl::SetFlag(&FLAGS_largest, 2600);
+  for (int seed : Seeds({}, 100)) {
+    std::vector<Case> cases;
+    for (int k = 0; k < kCompany; ++k) {
+      cases.push_back(AnyTransport(kCompany * seed + k));
+      AnyIterations(kCompany * seed + k, &cases.back());
+      SayNext(cases.back());
+    }
+    std::vector<Answer> alone;
+    for (const Case& c : cases) alone.push_back(SolveTogether(backend(), {&c})[0]);
+    const std::vector<const Case*> order = PointersTo(cases);
+    ExpectSameBits(order, SolveTogether(backend(), order), alone);
+    ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
+    for (int k = 0; k < kCompany; ++k) ExpectAsFloat64(cases[k], alone[k]);
   }
 }
 

@@ -13,6 +13,7 @@ ABSL_FLAG(int, rounds, 1200, "Random problems of each kind.");
 ABSL_FLAG(int, first_seed, 1, "Seed of the first one.");
 ABSL_FLAG(bool, names, false, "Each one is named before it is solved.");
 ABSL_FLAG(int, largest, 90, "Points, or rows and columns of costs, at most.");
+ABSL_FLAG(int, smallest, 1, "The same, at least.");
 ABSL_FLAG(int, largest_dim, 130, "Coordinates of points, at most.");
 ABSL_FLAG(int, largest_matrix, 70, "Rows and columns of matrices to normalise, at most.");
 
@@ -25,8 +26,8 @@ DType AnyDType(Random* random) {
   return random->Chance(0.5) ? DType::kFloat32 : static_cast<DType>(random->Integer(0, 3));
 }
 
-int64_t AnySize(Random* random, int64_t largest) {
-  return random->Chance(0.1) ? 1 : std::lround(LogUniform(random, 1, largest));
+int64_t AnySize(Random* random, int64_t largest, int64_t smallest = 1) {
+  return random->Chance(0.1) ? smallest : std::lround(LogUniform(random, smallest, largest));
 }
 
 // Balanced or relaxed sides; masses with zeros, other totals, or none given.
@@ -184,8 +185,8 @@ double LogUniform(Random* random, double low, double high) {
 
 Case AnyTransport(uint64_t seed) {
   Random random(seed);
-  const int largest = absl::GetFlag(FLAGS_largest);
-  const int64_t n = AnySize(&random, largest), m = AnySize(&random, largest);
+  const int largest = absl::GetFlag(FLAGS_largest), smallest = absl::GetFlag(FLAGS_smallest);
+  const int64_t n = AnySize(&random, largest, smallest), m = AnySize(&random, largest, smallest);
   const int64_t dim = AnySize(&random, absl::GetFlag(FLAGS_largest_dim));
   const double epsilon = LogUniform(&random, 1e-3, 10);
   const bool dense = random.Chance(0.4);
@@ -233,6 +234,23 @@ void AnyEnd(uint64_t seed, Case* c) {
   if (random.Chance(0.8)) c->solver().tolerance = LogUniform(&random, 1e-7, 1e-1);
   if (random.Chance(0.3)) c->solver().over_relaxation = !c->solver().over_relaxation;
   absl::StrAppend(&c->name, ", now ", c->solver().max_iterations, ", to ", c->solver().tolerance);
+}
+
+void AnyIterations(uint64_t seed, Case* c) {
+  Random random(seed + (uint64_t{1} << 46));
+  SolverOptions& solver = c->solver();
+  solver.precision = random.Chance(0.3) ? Precision::kFast : Precision::kStrict;
+  solver.debias = c->problem.kind == ProblemKind::kPointCloud && random.Chance(0.5);
+  if (random.Chance(0.4)) {
+    const Vector masses = c->a.values();
+    const double total = std::accumulate(masses.begin(), masses.end(), masses.empty() ? 1.0 : 0.0);
+    solver.tolerance = LogUniform(&random, 1e-5, 1e-2) * std::max(1.0, total);
+    solver.max_iterations += 200;
+  }
+  c->wanted = kPotentials;
+  c->output_dtype = DType::kFloat64;
+  absl::StrAppend(&c->name, ", precision ", static_cast<int>(solver.precision), ", to ", solver.tolerance,
+                  solver.debias ? ", debiased" : "");
 }
 
 void AnySolver(uint64_t seed, Case* c) {

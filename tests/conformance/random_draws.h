@@ -13,6 +13,7 @@
 ABSL_DECLARE_FLAG(int, rounds);
 ABSL_DECLARE_FLAG(int, first_seed);
 ABSL_DECLARE_FLAG(int, largest);
+ABSL_DECLARE_FLAG(int, smallest);
 
 namespace sinkhorn::conformance {
 
@@ -29,6 +30,8 @@ double LogUniform(Random* random, double low, double high);
 Case AnyTransport(uint64_t seed);
 // After some iterations, or at a tolerance; its potentials as they are.
 void AnyEnd(uint64_t seed, Case* c);
+// In STRICT or FAST, until a tolerance is met or not, less the self-terms; its potentials as they are.
+void AnyIterations(uint64_t seed, Case* c);
 // In all precisions, until a tolerance is met, less the self-terms, with directions, some entries; in batches; now and
 // then with numbers that no one means.
 void AnySolver(uint64_t seed, Case* c);
