@@ -159,12 +159,6 @@ __host__ __device__ inline bool IsAccelerated(const Job& job) { return job.relax
 // that fit a block, enough of them for slabs to fill a device; nothing that any device solves on the chip.
 constexpr int kStreamColumnsMost = 16384;
 constexpr int kEndColumns = 64;  // Of a block that adds up slabs.
-constexpr int kKeptRowsLeast = 1024;
-// Whether there are enough of both sides for that, and too many of one to be solved on the chip.
-__host__ __device__ inline bool AreManyRows(const Job& job) {
-  return job.size[0] >= kKeptRowsLeast && job.size[1] >= kKeptRowsLeast &&
-         (job.size[0] > kOnChipSide || job.size[1] > kOnChipSide);
-}
 __host__ __device__ inline bool MayStream(const Job& job) {
   return job.hopper && job.precision != Precision::kDouble && job.size[1] <= kStreamColumnsMost &&
          (job.engines == 1 || job.size[0] <= kStreamColumnsMost);
@@ -278,6 +272,15 @@ __host__ __device__ inline int HeldBlocks(const Job& job) {
   const auto suit = [&](int blocks) { return HeldOwned(job, blocks) <= kHeldOwnedMost / quads; };
   const int blocks = BlocksWithRoom(job.size[0], HeldRoom(job, true), suit);
   return blocks > 0 || KeepsHalves(job) || quads < 2 ? blocks : ReadingBlocks(job.size[0]);
+}
+// Whether there are enough of both sides to keep exponents of, fewer where two problems at least are held at once, and
+// too many of one to be solved on the chip.
+constexpr int kKeptRowsLeast = 1024, kHeldSideLeast = 512;
+__host__ __device__ inline bool AreManyRows(const Job& job) {
+  const int fewer = job.size[0] < job.size[1] ? job.size[0] : job.size[1];
+  const int most = job.size[0] < job.size[1] ? job.size[1] : job.size[0];
+  const bool held = HeldBlocks(job) > 0 && HeldBlocks(job) < kProcessors;
+  return fewer >= (held ? kHeldSideLeast : kKeptRowsLeast) && most > kOnChipSide;
 }
 // Whether all engines are.
 __host__ __device__ inline bool HoldsAll(const Job& job) { return job.held && (job.engines == 1 || HoldsSelves(job)); }
@@ -400,9 +403,10 @@ constexpr double kFramedTolerance = 1e-5;
 __host__ __device__ inline bool FramesExponents(const Job& job) {
   const int64_t rows = job.size[0], columns = job.size[1];
   const double tolerance = job.solver.tolerance;
+  const bool few = !job.dense && job.dim <= kFewDims;  // Half steps take less time.
   if (!MayStream(job) || PlanesOf(job) == 1 || job.solver.epsilon_decay != 0 ||
       job.solver.max_iterations < kKeptIterationsLeast || (tolerance > 0 && tolerance < kExactToleranceLeast) ||
-      rows < kFramedRowsLeast || rows * columns < kFramedPairsLeast ||
+      rows < kFramedRowsLeast || (rows * columns < kFramedPairsLeast && (few || !AreManyRows(job))) ||
       (rows <= kOnChipSide && columns <= kOnChipSide)) {
     return false;
   }

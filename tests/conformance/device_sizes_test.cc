@@ -209,7 +209,11 @@ TEST_P(DeviceSizesTest, SizesThatFillAGpu) {
                                {1100, 1201, 17, 0.004, 25, kFast},
                                {1700, 1281, 0, 0.004, 25, kStrict},
                                {3300, 2900, 3, 0.05, 12, kStrict},
-                               {1200, 1300, 2, 0.05, 12, kFast}});
+                               {1200, 1300, 2, 0.05, 12, kFast},
+                               {900, 1100, 40, 0.2, 12, kStrict},
+                               {1030, 512, 3, 0.05, 12, kStrict},
+                               {520, 2300, 20, 0.1, 12, kFast},
+                               {700, 1033, 0, 0.05, 12, kStrict}});
 }
 
 // Exponents that need float64, of which it holds floats in a frame for some iterations each; of the last ones sums
@@ -223,14 +227,17 @@ TEST_P(DeviceSizesTest, FramesThatFillAGpu) {
                                             {1700, 1281, 20, 0.01, 200, kStrict},
                                             {3300, 2900, 3, 0.003, 20, kStrict},
                                             {1025, 1150, 3, 3e-5, 60, kStrict},
-                                            {1100, 2300, 30, 1e-4, 50, kStrict}},
+                                            {1100, 2300, 30, 1e-4, 50, kStrict},
+                                            {600, 1800, 3, 0.002, 40, kStrict},
+                                            {1100, 520, 30, 0.01, 70, kStrict}},
                                            1));
   AddDebiased(&fixed, 1);
   ExpectRightTogetherAndAlone(fixed);
   const std::vector<LargeShape> shapes = {
       {1100, 1300, 40, 0.02, 2000, kStrict, 1e-4},      {1030, 1040, 2, 0.003, 2000, kStrict, 1e-5},
       {1500, 1404, 0, 0.002, 2000, kStrict, 1e-4, 0.5}, {2100, 2500, 3, 0.005, 2000, kStrict, 1e-5},
-      {1700, 1281, 20, 0.01, 12, kStrict, 1e-6},        {1100, 2100, 3, 0.005, 2000, kStrict, 1e-5, 0.2}};
+      {1700, 1281, 20, 0.01, 12, kStrict, 1e-6},        {1100, 2100, 3, 0.005, 2000, kStrict, 1e-5, 0.2},
+      {900, 1100, 40, 0.02, 2000, kStrict, 1e-4}};
   std::vector<Case> cases = CasesOf(Chosen(shapes, 1));
   if (cases.size() > 1) cases[1].solver().over_relaxation = false;
   AddDebiased(&cases, 1);
@@ -309,7 +316,8 @@ TEST_P(DeviceSizesTest, TolerancesAtSizesThatFillAGpu) {
       {1500, 1404, 0, 0.05, 400, kStrict, 1e-5, 0.5}, {600, 3600, 0, 0.02, 400, kStrict, 1e-3},
       {3300, 2900, 3, 0.05, 300, kStrict, 1e-5},      {4100, 4001, 64, 0.1, 400, kStrict, 1e-5},
       {1200, 1300, 2, 0.01, 11, kStrict, 1e-6},       {1100, 1201, 17, 0.004, 700, kFast, 1e-4},
-      {1700, 1281, 0, 0.004, 6, kStrict, 1e-6}};
+      {1700, 1281, 0, 0.004, 6, kStrict, 1e-6},       {900, 1100, 40, 0.2, 300, kStrict, 1e-5},
+      {1100, 520, 3, 0.05, 300, kFast, 1e-5},         {700, 1033, 0, 0.02, 900, kStrict, 1e-4, 0.5}};
   std::vector<Case> cases = CasesOf(Chosen(shapes, 2));
   cases[0].solver().over_relaxation = false;
   ExpectSolvedTogetherAndAlone(cases);
@@ -327,7 +335,9 @@ TEST_P(DeviceSizesTest, DebiasedSizesThatFillAGpu) {
                                             {1100, 1201, 17, 0.03, 25, kStrict},
                                             {1056, 1056, 3, 0.02, 9, kStrict},
                                             {1025, 4096, 3, 0.05, 7, kStrict},
-                                            {4096, 2048, 64, 0.1, 8, kStrict}},
+                                            {4096, 2048, 64, 0.1, 8, kStrict},
+                                            {600, 1500, 3, 0.05, 12, kStrict},
+                                            {1100, 520, 40, 0.2, 12, kFast}},
                                            1));
   for (Case& c : cases) c.solver().debias = true;
   const size_t plain = cases.size();
@@ -358,6 +368,7 @@ TEST_P(DeviceSizesTest, SymmetricSizesThatFillAGpu) {
                                                         {1500, 1404, 0, 0.05, 12, kStrict},
                                                         {1100, 2300, 20, 0.2, 12, kStrict, 0, 0.5},
                                                         {600, 3600, 0, 0.02, 12, kStrict},
+                                                        {900, 1100, 40, 0.2, 12, kStrict},
                                                         {1100, 1300, 40, 0.01, 75, kStrict},
                                                         {1700, 1281, 0, 0.004, 25, kStrict, 0, 0.5}},
                                                        1))));
@@ -531,7 +542,8 @@ TEST_P(DeviceSizesTest, MembersOfEverySize) {
       {1100, 1300, 40, 0.1, 400, kStrict, 1e-5}, {1100, 2500, 20, 0.1, 400, kStrict, 1e-5},
       {1100, 4300, 20, 0.1, 400, kFast, 1e-5},   {1030, 4400, 3, 0.05, 300, kStrict, 1e-5},
       {1100, 4300, 64, 0.1, 400, kStrict, 1e-5}, {1100, 1300, 40, 0.01, 300, kStrict, 1e-5},
-      {1100, 1060, 3, 0.003, 150, kStrict},      {1100, 2500, 3, 0.003, 75, kStrict}};
+      {1100, 1060, 3, 0.003, 150, kStrict},      {1100, 2500, 3, 0.003, 75, kStrict},
+      {900, 1100, 40, 0.1, 60, kStrict},         {1100, 600, 3, 0.05, 300, kStrict, 1e-5}};
   Random random(12);
   for (const LargeShape& of : shapes) {
     for (double spread : {1.0, 4.0}) {
