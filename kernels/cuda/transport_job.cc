@@ -173,8 +173,8 @@ int ExactSplits(const Job& job, int engine, int side) {
   return BestSplits(blocks, CeilDiv(EngineSize(job, engine, 1 - side), kColumns), 2 * kProcessors, kBeside);
 }
 
-// Whether iterations of FAST are judged, for which its own densities are too coarse to be held, and would be held if it
-// were STRICT, which takes less time than to sweep it.
+// Whether FAST's own densities are too coarse to be held, as they are but for plain iterations, and it would be held if
+// it were STRICT, which takes less time than to sweep it.
 bool IsHeldAsStrict(Job job) {
   if (IsPlain(job) || !KeepsHalves(job)) return false;
   job.precision = Precision::kStrict;

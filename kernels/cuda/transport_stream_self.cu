@@ -254,7 +254,9 @@ std::vector<SelfLaunch> FramedSelfLaunchesOf(const Job& job, int iterations) {
   return LaunchesOf(job, 1, kMixed, iterations);
 }
 
-int64_t SelfProblems(const Job& job, const SelfLaunch& of) { return job.turn_members * (of.engines == 6u ? 2 : 1); }
+int64_t SelfProblems(const Job& job, const SelfLaunch& of) {
+  return job.turn_members * ((of.engines >> 1 & 1) + (of.engines >> 2 & 1));
+}
 
 void LaunchSelf(const LaunchTable& table, int64_t problems, const SelfLaunch& of, cudaStream_t stream) {
   if (problems == 0) return;

@@ -67,7 +67,8 @@ struct Layout {
   int64_t phi[3][2][2];      // [engine][parity][side]: double[size]
   int64_t ratio[3][2];       // [engine][side]: double[size], marginal / mass
   int64_t partial[3];        // [engine]: double[splits, rows], log2 sums
-  int64_t stream_sums[3];    // [engine]: float[StreamSlabs or kProcessors, StreamColumns]; streamed jobs
+  int64_t stream_sums[3];    // [engine]: float[StreamSlabs or kProcessors, StreamColumns]; streamed jobs. Of engines 1
+                             // and 2 that are held: scales, of two turns
   int64_t stream_terms[3];   // [engine]: float[StreamColumns]
   int64_t stream_scales;     // float[StreamColumns] of engine 0; jobs that may be held or looped
   int64_t loop_totals;       // uint64_t[3, padded n]: of rows: sums, and how many blocks' they are; LoopsClouds
