@@ -53,7 +53,8 @@ TEST_P(DeviceSizesTest, EveryWidth) {
   }
 }
 
-// Its chip has no room for their densities, and it sweeps them in launches of many iterations; some move too far for that, so that others have to go on.
+// Its chip has no room for their densities, and it sweeps them in launches of many iterations; some move too far for
+// that, so that others have to go on.
 TEST_P(DeviceSizesTest, SizesThatAGpuSweeps) {
   constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
   ExpectRightTogetherAndAlone({{1100, 4300, 20, 0.2, 12, kFast},

@@ -1,5 +1,5 @@
-// Sizes whose densities a GPU holds, on all of it or a part: each is as right as float64 says, or has met its tolerance,
-// and has the same bits alone, in company and in slices of any length.
+// Sizes whose densities a GPU holds, on all of it or a part: each is as right as float64 says, or has met its
+// tolerance, and has the same bits alone, in company and in slices of any length.
 #include <algorithm>
 #include <cmath>
 #include <limits>
