@@ -84,9 +84,9 @@ __device__ inline double UnscaledFactor(const Job& job, double scale, int early 
   const double kept = 1 + kTruncation * ((PlanesOf(job) == 2 ? 3 : 1) * CeilDiv(job.dim, 16) - early);
   return 2 * job.in.kappa * scale * kept;
 }
-__device__ inline float ProductFactor(double unscaled, double point_scale) {
+__device__ inline double ProductFactor(double unscaled, double point_scale) {
   const double inverse = __hiloint2double(0x7fe00000 - __double2hiint(point_scale), 0);  // Of a power of two.
-  return static_cast<float>(unscaled * inverse * inverse);
+  return unscaled * inverse * inverse;
 }
 
 __device__ inline void FillEpsilon(const Member& member, double epsilon, CloudContext* c) {
@@ -131,7 +131,7 @@ __device__ inline void FillState(const Member& member, CloudContext* c) {
   c->phi = c->phi_of[state->parity];
   c->own_phi = c->own_phi_of[state->parity];
   c->reference = c->phi[0];
-  c->factor = ProductFactor(c->unscaled_factor, state->point_scale);
+  c->factor = static_cast<float>(ProductFactor(c->unscaled_factor, state->point_scale));
 }
 
 }  // namespace cuda

@@ -29,9 +29,8 @@ __global__ void __launch_bounds__(kThreads) ExactKernel(LaunchTable table) {
   const int64_t block = part.block;
   const int engine = part.engine;
   const Member member{job, part.member};
-  const EngineState& state = *member.state(engine);
-  if (state.mode != kMixed) return;
-  const TileContext c = MakeTileContext(job, member.index, engine, 0, state.epsilon);
+  if (member.state(engine)->mode != kMixed) return;
+  const TileContext c = MakeTileContext(job, member.index, engine, 0, job.solver.epsilon);
   const int tiles = RowBlocks(job, engine, 1), columns = ExactColumns(job, engine);
   const int row0 = static_cast<int>(block / tiles) * kTile, col0 = static_cast<int>(block % tiles) * kTile;
   double z[4][4];

@@ -10,6 +10,15 @@ namespace cuda {
 // The frame of columns that only fill the last tile: densities are nothing there. A power of two, which a float holds.
 constexpr double kAbsent = -0x1p99;
 
+// By one thread. Called, not inlined: the densities need the registers.
+template <typename Memory>
+static __device__ __noinline__ void SetEpsilon(double epsilon, Memory* memory) {
+  memory->epsilon = epsilon;
+  memory->scale = kLog2E / epsilon;
+  for (int side = 0; side < 2; ++side) memory->damping[side] = DampingOf(epsilon, memory->rho[side]);
+  memory->SetFactor();
+}
+
 // Densities of a thread, and what the block shares.
 template <Source kSource, int kTiles>
 class OnChipBlock : public OnChipSums<kSource, kTiles> {
@@ -78,7 +87,7 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
     }
   }
 
-  // Adds exponents z of row r, group g to `terms`; kExact, or while entries are exponents divided by m_.factor.
+  // Adds exponents z of row r, group g to `terms`; kExact, or while entries are those divided by m_.factor.
   __device__ void AddExponents(int r, int g, Number (&terms)[S::kWidth]) const {
     if constexpr (kExact) {
       const int row = min(first_row() + Row(r), size(0) - 1), columns = ExactColumns(job_, engine());
@@ -87,7 +96,8 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
 #pragma unroll
       for (int k = 0; k < S::kWidth; k += 2) {
         const double2 pair = pairs[k / 2];
-        terms[k] += pair.x, terms[k + 1] += pair.y;
+        terms[k] = fma(pair.x, m_.factor, terms[k]);
+        terms[k + 1] = fma(pair.y, m_.factor, terms[k + 1]);
       }
     } else {
       float e[S::kWidth];
@@ -116,7 +126,7 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
       m_.rows.phi[threadIdx.x] = row.phi;
       m_.rows.shift[threadIdx.x] = row_shift;
       m_.rows.mass[threadIdx.x] = static_cast<float>(row.mass);
-      m_.rows.log_mass[threadIdx.x] = static_cast<float>(row.log_mass);
+      m_.rows.log_mass[threadIdx.x] = static_cast<float>(row.log_mass + m_.log_size[0]);
     }
     if (IsOwner()) m_.shift[Owned()] = shift;
 #pragma unroll
@@ -125,19 +135,16 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
       m_.phi[j] = columns[k].phi;
       // So that times a scaling it is finite: see FreezePotential.
       m_.mass[j] = columns[k].mass < 0x1p90 ? static_cast<float>(columns[k].mass) : NAN;
-      m_.log_mass[j] = static_cast<float>(columns[k].log_mass);
+      m_.log_mass[j] = static_cast<float>(columns[k].log_mass + m_.log_size[1]);
     }
     const bool voids = __syncthreads_or(row.there && row.mass == 0);
     if (threadIdx.x == 0) {
       m_.state[0] = *state();
       m_.discard = m_.unsafe = 0;
       m_.voids = voids ? 1 : 0;
-      m_.epsilon = job_.solver.epsilon;
-      m_.scale = kLog2E / m_.epsilon;
-      for (int side = 0; side < 2; ++side) {
-        const double rho = m_.rho[side] = RhoOf(job_, engine(), side);
-        m_.damping[side] = DampingOf(m_.epsilon, rho);
-      }
+      m_.unit = 0;  // MakeExponents will know it.
+      for (int side = 0; side < 2; ++side) m_.rho[side] = RhoOf(job_, engine(), side);
+      SetEpsilon(m_.state[0].epsilon, &m_);
     }
     if constexpr (S::kCluster) {
       InitSums(first);

@@ -25,16 +25,14 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
   using Base::Read;
   using Base::ReadEntries;
   using Base::Row;
-  using Base::scale;
   using Base::size;
   using Base::warp_;
   using Base::WriteEntries;
 
-  // z of this thread's entries, divided by m_.factor; what lies outside repeats some row or column.
+  // z of this thread's entries, divided by m_.factor; what lies outside repeats some row or column. Exact ones lie in
+  // memory already.
   __device__ void MakeExponents() {
-    if constexpr (kSource == Source::kExact) {
-      return;
-    } else if constexpr (kSource == Source::kCosts) {
+    if constexpr (kSource == Source::kCosts) {
       const int64_t m = size(1), base = job_.in.cost.shared ? 0 : member().index * size(0) * m;
       const bool aligned = job_.in.cost.dtype == DType::kFloat32 && m % S::kWidth == 0;
 #pragma unroll
@@ -49,16 +47,19 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
       }
     } else if constexpr (kSource == Source::kDistances) {
       MeasureDistances();
-    } else {
+    } else if constexpr (kSource == Source::kProducts) {
       this->MultiplyPoints();
     }
     // Seen after the next barrier.
     if (threadIdx.x != 0) return;
-    if constexpr (kSource == Source::kProducts) {
-      m_.factor = this->FactorOfProducts();
+    if constexpr (kSource == Source::kExact) {
+      m_.unit = job_.solver.epsilon;
+    } else if constexpr (kSource == Source::kProducts) {
+      m_.unit = this->FactorOfProducts();
     } else {
-      m_.factor = static_cast<float>(-scale());
+      m_.unit = -1;
     }
+    m_.SetFactor();
   }
 
  private:

@@ -41,10 +41,10 @@ struct Shape {
 template <int kSize>
 struct SideMemory {
   double phi[kSize], shift[kSize];
-  float log_mass[kSize], mass[kSize];
-  float frame[kSize];       // phi in units of epsilon, base 2, seen from `reference`.
-  float scaling[2][kSize];  // By parity: u
-  float weight[2][kSize];   // mass * scaling
+  float log_mass[kSize], mass[kSize];  // log2 of the mass, and log_size.
+  float frame[kSize];                  // phi in units of epsilon, base 2, seen from `reference`.
+  float scaling[2][kSize];             // By parity: u
+  float weight[2][kSize];              // mass * scaling
 };
 
 // A plane of some columns' halves, whose copy is number `step`.
@@ -73,7 +73,7 @@ struct OnChipMemory {
   double phi[S::kMost];
   alignas(16) float weight[2][S::kMost];
   alignas(16) float frame[S::kMost];  // While iterations are done by log-sum-exps: what columns add to exponents.
-  float log_mass[S::kMost], mass[S::kMost];
+  float log_mass[S::kMost], mass[S::kMost];  // As of rows.
   // Of those that this block owns:
   double shift[S::kOwnedMost];
   float scaling[2][S::kOwnedMost];
@@ -85,7 +85,7 @@ struct OnChipMemory {
   };
   alignas(16) float held[S::kHeld > 0 ? S::kHeld* S::kGroups* S::kWidth : 1][S::kHeld > 0 ? S::kBlockThreads : 1];
   alignas(16) float gathered[2][kGathersInPoints ? 1 : S::kHeard];
-  double errors[S::kWarps], gathered_error[2][kOnChipRanksMost];
+  double errors[S::kWarps], column_errors[S::kWarps], gathered_error[2][kOnChipRanksMost];
   // Barriers.
   uint64_t gathering[2], spreading[2][2];  // By turns; by halves of the blocks whose columns come.
   uint64_t copied[kBuffers], rows_copied;  // Of points, of row_points.
@@ -95,13 +95,19 @@ struct OnChipMemory {
     uint64_t rows, columns;
   } matrices[S::kWarpgroups > 0 ? S::kWarpgroups : 1];
   EngineState state[2];
+  int last;     // The iteration that this launch ends after.
   int discard;  // The residual says that the solve was finished before this iteration.
   int unsafe;   // Sums of P at the end are no use.
   double reference;
-  float factor;  // From entries to exponents, before frames are added.
-  float said;    // By this block's threads: AnyInCluster.
-  float voids;   // Whether this block has rows without mass.
+  // From entries, or from what lies in memory, to exponents, before frames are added; of a scale, or an epsilon, of 1.
+  std::conditional_t<kSource == Source::kExact, double, float> factor;
+  double unit;
+  float said;   // By this block's threads: AnyInCluster.
+  float voids;  // Whether this block has rows without mass.
   double scale, epsilon, rho[2], damping[2];
+  // About log2 of the number of points, from which masses' logarithms are seen: those of equal ones have no digits that
+  // a float would lack, of which large epsilons would leave something in all potentials.
+  double log_size[2];
   int64_t index;  // Of the member.
   int engine;
   bool symmetric;  // Both sides move from where both were.
@@ -113,6 +119,14 @@ struct OnChipMemory {
   int planes, depths, row_bytes;
   const char* halves[2];
 
+  // At the present epsilon.
+  __device__ void SetFactor() {
+    if constexpr (kSource == Source::kExact) {
+      factor = unit / epsilon;
+    } else {
+      factor = static_cast<float>(unit * scale);
+    }
+  }
   __device__ float* Gathered(int buffer) {
     static_assert(!kGathersInPoints || S::kHeard * sizeof(float) <= kPlane, "room");
     return kGathersInPoints ? reinterpret_cast<float*>(points[buffer]) : gathered[buffer];

@@ -32,7 +32,6 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
   using Base::Read;
   using Base::ReadEntries;
   using Base::Row;
-  using Base::scale;
   using Base::size;
   using Base::warp_;
   using Base::WriteEntries;
@@ -95,11 +94,11 @@ class OnChipProducts : public OnChipBlock<kSource, kTiles> {
       for (int r = 0; r < S::kRows; ++r) WriteEntries({}, r, g);
     }
   }
-  // From them to exponents.
-  __device__ float FactorOfProducts() const {
+  // From them to exponents, of a scale of 1.
+  __device__ double FactorOfProducts() const {
     // By groups, the first depth's smaller products are added while the sums are small (the first two always are).
     const int early = kByGroups && Planes() == 2 ? 2 * (StepsOf(0) - 1) : 0;
-    return ProductFactor(UnscaledFactor(job_, scale(), early), m_.state[0].point_scale);
+    return ProductFactor(UnscaledFactor(job_, 1, early), m_.state[0].point_scale);
   }
 
  private:

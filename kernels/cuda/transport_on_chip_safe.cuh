@@ -32,8 +32,9 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   using Base::warp_;
   using Base::Write;
 
-  // One iteration from phi, under maxima. Entries, if they are exponents, stay so. `ends`: nothing moves, and log2 of
-  // the sums of rows and of owned columns are left as sums of two floats, in the other parity's weights and scalings.
+  // One iteration from phi, under maxima, after which epsilon may be another. Entries stay as they are. `ends`: nothing
+  // moves, and log2 of the sums of rows and of owned columns are left as sums of two floats, in the other parity's
+  // weights and scalings.
   __device__ void SafeIteration(int* parity, bool ends) {
     const EngineState& state = m_.state[*parity];
     BeginSafe();
@@ -67,6 +68,9 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
       m_.state[other] = next;
     }
     *parity = other;
+    __syncthreads();
+    if (job_.solver.epsilon_decay == 0) return;
+    if (threadIdx.x == 0) SetEpsilon(m_.state[other].epsilon, &m_);
     __syncthreads();
   }
 
@@ -139,11 +143,12 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
       for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
       if (lane_ == r) mine_max = max, mine_sum = sum;
     }
-    return mine_max + log2(static_cast<double>(mine_sum)) + reference * scale();
+    return mine_max + log2(static_cast<double>(mine_sum)) + (reference * scale() - m_.log_size[1]);
   }
-  // Parts of columns: `fold(part, exponent, column k of group g)` over this warp's rows.
-  template <typename Fold>
-  __device__ void FoldColumns(double reference, float first, Fold fold) {
+  // Parts of columns: `join(part, term(exponent, largest of the column))` over this warp's rows, eights of which come
+  // together first, since sums of them all one after the other lose digits.
+  template <typename Term, typename Join>
+  __device__ void FoldColumns(double reference, float first, Term term, Join join) {
     Number row_term[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
@@ -151,7 +156,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
     }
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
-      float part[S::kWidth], largest[S::kWidth];
+      float part[S::kWidth], eight[S::kWidth], largest[S::kWidth];
       Read(m_.frame + Column(g), largest);
 #pragma unroll
       for (int k = 0; k < S::kWidth; ++k) part[k] = first;
@@ -162,7 +167,11 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
         for (int k = 0; k < S::kWidth; ++k) e[k] = row_term[r];
         AddExponents(r, g, e);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) part[k] = fold(part[k], e[k], largest[k]);
+        for (int k = 0; k < S::kWidth; ++k) {
+          const float own = term(e[k], largest[k]);
+          eight[k] = r % 8 == 0 ? own : join(eight[k], own);
+          if (r % 8 == 7) part[k] = join(part[k], eight[k]);
+        }
       }
       Write(part, m_.parts[warp_] + Column(g));
     }
@@ -170,14 +179,16 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   }
   // Of column Owned(); `reference`: what rows are seen from. Afterwards m_.frame has the largest exponents.
   __device__ double LogSumOfColumn(double reference) {
-    FoldColumns(reference, static_cast<float>(kVoid),
-                [](float part, Number e, float) { return fmaxf(part, static_cast<float>(e)); });
+    FoldColumns(
+        reference, static_cast<float>(kVoid), [](Number e, float) { return static_cast<float>(e); },
+        [](float a, float b) { return fmaxf(a, b); });
     const float largest = this->template Gather<true>();
     Spread(largest, m_.frame);
-    FoldColumns(reference, 0,
-                [](float part, Number e, float max) { return part + FastExp2(static_cast<float>(e - max)); });
+    FoldColumns(
+        reference, 0, [](Number e, float max) { return FastExp2(static_cast<float>(e - max)); },
+        [](float a, float b) { return a + b; });
     const float sum = this->template Gather<false>();
-    return largest + log2(static_cast<double>(sum)) + reference * scale();
+    return largest + log2(static_cast<double>(sum)) + (reference * scale() - m_.log_size[0]);
   }
 };
 

@@ -12,7 +12,9 @@
 // near 0 where there is mass, becomes float.
 //
 // Symmetric updates move both sides from where both were. Engines of a measure with itself have as much residual on one
-// side as on the other.
+// side as on the other; of others, columns' residuals are added up as well, where there is a tolerance.
+//
+// While epsilon is annealed, iterations are done by log-sum-exps, from exponents that only change by a factor.
 //
 // A warp owns rows: their sums need no barrier. Columns are added up over a block's warps, then over the cluster's: by
 // the block that owns them, whose new weights go to all blocks, or, of two blocks, by both. So all know the same and
@@ -57,6 +59,18 @@ static __device__ __noinline__ double RelaxedTarget(float frame, float scaling, 
   return TargetRatio((frame + log2(static_cast<double>(scaling))) / scale + shift, rho);
 }
 
+// How far column `owned` of those that a block owns, which is column `j` of all, was from its marginal before its sum
+// became m.sums[parity ^ 1].
+template <typename Memory>
+static __device__ __noinline__ double ColumnError(const Memory& m, int owned, int j, int parity) {
+  const double mass = m.mass[j], rho = m.rho[1];
+  const float scaling = m.scaling[parity][owned];
+  if (mass == 0) return 0;
+  const double shift = m.shift[owned] + m.reference;
+  const double target = isinf(rho) ? 1 : RelaxedTarget(m.frame[j], scaling, shift, m.scale, rho);
+  return mass * fabs(static_cast<double>(scaling) * m.sums[parity ^ 1][owned] - target);
+}
+
 // The solve.
 template <Source kSource, int kTiles>
 class OnChip : private OnChipSafe<kSource, kTiles> {
@@ -66,29 +80,41 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   using typename Base::Memory;
   using typename Base::S;
 
-  // `first`: of those that its blocks solve.
+  // `first`: of those that its blocks solve. What is the same in all threads is asked for when it is wanted: the
+  // densities need the registers.
   __device__ __forceinline__ void Run(int chunks, bool first) {
     Load(first, [this, first] { InitPoints(first); });
-    // Iterations of a fixed number are not judged; plain ones need no logarithms.
-    const bool plain = job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]) && !m_.symmetric;
     const int more = job_.finish_soon ? 1 : chunks * kOnChipChunk;
-    const int last = min(job_.solver.max_iterations, m_.state[0].iterations + more);
+    if (threadIdx.x == 0) m_.last = min(job_.solver.max_iterations, m_.state[0].iterations + more);
     int parity = 0;  // Of scalings and state.
-    const bool begins = m_.state[0].iterations == 0;
-    bool fresh = begins && m_.state[0].relax == 1 && !m_.symmetric, safe = begins && !fresh;
+    const bool begins = m_.state[0].iterations == 0, anneals = job_.solver.epsilon_decay != 0 && m_.state[0].fresh;
+    bool fresh = begins && m_.state[0].relax == 1 && !m_.symmetric && !anneals, safe = anneals || (begins && !fresh);
+    bool has_exponents = false;
     while (true) {
-      MakeExponents();
-      if constexpr (Memory::kGathersInPoints) SyncCluster();  // All have, and may be sent to.
-      if constexpr (S::kSplit) ClearSlots();
-      if (safe || m_.unsafe) SafeIteration(&parity, m_.unsafe);
-      if (m_.unsafe) break;
+      if (!has_exponents) {
+        MakeExponents();
+        if constexpr (Memory::kGathersInPoints) SyncCluster();  // All have, and may be sent to.
+        if constexpr (S::kSplit) ClearSlots();
+      }
+      has_exponents = true;
+      if (safe || m_.unsafe) {
+        SafeIteration(&parity, m_.unsafe);
+        if (m_.unsafe) break;
+        // While epsilon is annealed, and once after that: potentials of another epsilon are no frames.
+        if (m_.state[parity].fresh && !m_.state[parity].stopped) {
+          if (Ends(parity)) break;
+          continue;
+        }
+      }
       MakeDensities(parity, fresh);
-      fresh = false;
-      const int until = min(last, (m_.state[parity].iterations / kOnChipChunk + 1) * kOnChipChunk);
-      safe = plain ? Iterate<true>(&parity, until) : Iterate<false>(&parity, until);
+      fresh = has_exponents = false;
+      const int until = min(m_.last, (m_.state[parity].iterations / kOnChipChunk + 1) * kOnChipChunk);
+      safe = IsPlain()      ? Iterate<Updates::kPlain>(&parity, until)
+             : JudgesBoth() ? Iterate<Updates::kJudgedBoth>(&parity, until)
+                            : Iterate<Updates::kAny>(&parity, until);
       // Far from its end a symmetric solve has potentials that frames in float cannot tell.
       if (!m_.symmetric || moved_) FreezePotentials(parity);
-      if (!safe && Ends(parity, last) && !m_.unsafe) break;
+      if (!safe && Ends(parity) && !m_.unsafe) break;
       BeginPoints();
     }
     Store(parity);
@@ -104,6 +130,9 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
 
  private:
   static constexpr int kHalf = S::kGroups / 2;  // Of the groups.
+  // Iterations: alternating ones to the marginals, a fixed number, which are not judged and need no logarithms;
+  // symmetric ones that both sides' residuals end; and all others.
+  enum class Updates : int { kPlain, kJudgedBoth, kAny };
 
   using Base::AnyInCluster;
   using Base::AwaitSpread;
@@ -152,9 +181,11 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     Base::template TellOwners<false, kCount>(first);
   }
 
-  __device__ bool Ends(int parity, int last) const {
-    return m_.state[parity].stopped || m_.state[parity].iterations >= last;
+  __device__ bool Ends(int parity) const { return m_.state[parity].stopped || m_.state[parity].iterations >= m_.last; }
+  __device__ bool IsPlain() const {
+    return job_.solver.tolerance == 0 && isinf(m_.rho[0]) && isinf(m_.rho[1]) && !m_.symmetric;
   }
+  __device__ bool JudgesBoth() const { return job_.symmetric && engine() == 0 && job_.solver.tolerance > 0; }
 
   // ---- Iterations by scalings -------------------------------------------------------------------------------------
 
@@ -243,8 +274,9 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   // Iterates up to `until` iterations; true if the next must be done by log-sum-exps. Once the solve has stopped, sums
   // of P at its end lie in the other parity's weights, of columns in the order of owned ones. Plain iterations are not
   // judged, and their state moves at the end. moved_: whether any was done; m_.unsafe: whether those sums are no use.
-  template <bool kPlain>
+  template <Updates kUpdates>
   __device__ bool Iterate(int* parity, int until) {
+    constexpr bool kPlain = kUpdates == Updates::kPlain;
     // What symmetric updates begin with is no iteration.
     const int home = *parity, wanted = until - m_.state[home].iterations + (m_.state[home].starting ? 1 : 0);
     const bool stopped = m_.state[home].stopped;
@@ -257,7 +289,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       sum = RowSum(*parity, kPlain && done > 0, &mass);
       good = !__any_sync(0xffffffffu, isnan(sum));
       if (!good || done >= wanted || (!kPlain && m_.state[*parity].stopped)) break;
-      FinishIteration<kPlain>(*parity, sum, mass);
+      FinishIteration<kUpdates>(*parity, sum, mass);
       ++done;
       *parity ^= 1;
       if (!kPlain && m_.discard) {  // The state alone is new.
@@ -318,10 +350,11 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
   // The rest of an iteration into the other parity, when rows' sums are known; `mass`: as RowSum tells. What is bad
   // spoils the weights of columns: rows of a block its parts of them, columns their own; and they, every row's sum of
   // the next iteration.
-  template <bool kPlain>
+  template <Updates kUpdates>
   __device__ void FinishIteration(int parity, float sum, float mass) {
+    constexpr bool kPlain = kUpdates == Updates::kPlain, kBoth = kUpdates == Updates::kJudgedBoth;
     const double relax = kPlain ? 1 : m_.state[parity].relax;
-    const bool judged = !kPlain && job_.solver.tolerance > 0;
+    const bool judged = kBoth || (!kPlain && job_.solver.tolerance > 0);
     // 1. Rows: this warp's own.
     const int row = RowOf();
     const float old = m_.rows.scaling[parity][row];
@@ -329,7 +362,7 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
     const double row_shift = kPlain ? 0 : m_.rows.shift[row] - m_.reference;
     const bool good = NewScaling<kPlain>(0, m_.rows.frame[row], row_shift, old, sum, relax, &u);
     const float own = mass >= 0 ? (good ? mass * u : NAN) : 0;
-    const bool symmetric = !kPlain && m_.symmetric;
+    const bool symmetric = kBoth || (!kPlain && m_.symmetric);
     if (IsRowsFirstLane()) {
       m_.rows.scaling[parity ^ 1][row] = mass >= 0 ? u : 1;
       m_.rows.weight[parity ^ 1][row] = own;
@@ -380,14 +413,21 @@ class OnChip : private OnChipSafe<kSource, kTiles> {
       m_.scaling[parity ^ 1][Owned()] = there ? v : 1;
       m_.sums[parity ^ 1][Owned()] = column_sum;
     }
-    if (!kPlain && threadIdx.x == 0) Decide(parity, judged ? heard_error_ : 0);
+    const double row_error = judged ? heard_error_ : 0;
+    if (!kPlain && !kBoth && threadIdx.x == 0) Decide(parity, row_error, row_error);
     if constexpr (!kPlain || !S::kSplit) Spread(weight, m_.weight[parity ^ 1]);
+    if constexpr (kBoth) {
+      const double own = IsOwner() && there ? ColumnError(m_, Owned(), j, parity) : 0;
+      const double column_error = this->SumOfColumns(own);
+      if (threadIdx.x == 0) Decide(parity, row_error, isnan(column_error) ? INFINITY : column_error);
+      __syncthreads();
+    }
   }
   // The state after this iteration, should it be kept.
-  __device__ void Decide(int parity, double error) {
+  __device__ void Decide(int parity, double row_error, double column_error) {
     EngineState next = m_.state[parity];
-    EndRows(job_, engine(), &next, error);
-    if (!next.stopped) EndColumns(job_, engine(), &next, error);
+    EndRows(job_, engine(), &next, row_error);
+    if (!next.stopped) EndColumns(job_, engine(), &next, column_error);
     m_.discard = next.stopped && next.parity == m_.state[parity].parity;
     m_.state[parity ^ 1] = next;
   }

@@ -42,6 +42,8 @@ class OnChipSums {
         m_.halves[side] = member().template At<char>(job.at.halves[MeasureOf(engine, side)]);
       }
     }
+    const int side = static_cast<int>(threadIdx.x) - 32;  // Meanwhile.
+    if (side == 0 || side == 1) m_.log_size[side] = log2f(static_cast<float>(size(side)));
     __syncthreads();
   }
 
@@ -192,6 +194,25 @@ class OnChipSums {
     heard_error_ = 0;
     for (int k = 0; k < m_.ranks && told; ++k) heard_error_ += m_.gathered_error[buffer][k];
     ++gathered_;
+    return sum;
+  }
+  // The sum of what owned columns have, over those of all blocks; all threads get the same.
+  __device__ double SumOfColumns(double value) {
+    for (int lane = 16; lane > 0; lane /= 2) value += __shfl_xor_sync(0xffffffffu, value, lane);
+    if (lane_ == 0) m_.column_errors[warp_] = value;
+    __syncthreads();
+    double sum = 0;
+    for (int w = 0; w < S::kWarps; ++w) sum += m_.column_errors[w];
+    if constexpr (S::kSplit) {
+      const int buffer = gathered_ & 1;
+      uint64_t* barrier = &m_.gathering[buffer];
+      if (threadIdx.x == 0) ExpectReceived(barrier, m_.ranks * sizeof(double));
+      if (threadIdx.x < m_.ranks) Send(&m_.gathered_error[buffer][m_.rank], sum, barrier, threadIdx.x);
+      AwaitReceived(barrier, gathered_ >> 1 & 1);
+      sum = 0;
+      for (int k = 0; k < m_.ranks; ++k) sum += m_.gathered_error[buffer][k];
+      ++gathered_;
+    }
     return sum;
   }
   // Whether any thread of any block says so; all threads get the same.

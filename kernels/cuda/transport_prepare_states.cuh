@@ -181,8 +181,9 @@ __device__ double FloatEpsilon(const Job& job, double cost_max, double sampled) 
   // Twice the sample's, since the largest of all is larger.
   double least = fmin(cost / limit, fmax(cost / kCloudExponentMax, 2 * sampled * epsilon / limit));
   if (tolerance > 0) least = fmax(least, kFloatExponentError * cost / tolerance);
-  // What larger epsilons have left is in the potentials still.
-  return least > epsilon && kFloatExponentError * cost > kAnnealedError * epsilon ? INFINITY : least;
+  // What larger epsilons have left is in the potentials still. On the chip a solve ends as it begins.
+  const bool always = OnChipTiles(job) > 0 || kFloatExponentError * cost > kAnnealedError * epsilon;
+  return least > epsilon && always ? INFINITY : least;
 }
 
 template <bool kSquares>

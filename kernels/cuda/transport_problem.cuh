@@ -105,16 +105,14 @@ enum class Geometry : int {
 constexpr int kOnChipChunk = 256;  // Iterations after which densities are made anew.
 // How a problem lies on the chip: `ranks` blocks of `rows` rows and all columns, of which there is room for `tiles`
 // times kTile; blocks look after the potentials of `owned` of them each, the last ones perhaps of none. No tiles: it is
-// not solved there. Plain updates at a fixed epsilon are, symmetric ones where nothing is to be judged or one side's
-// residual tells the other's. More than one block take a cluster.
+// not solved there. More than one block take a cluster.
 struct OnChipShape {
   int tiles, ranks, rows, owned;
 };
 constexpr int kOnChipTilesMost = 16, kOnChipRanksMost = 16;
 constexpr int kOnChipSide = kOnChipTilesMost * kTile;  // The most rows, or columns.
 __host__ __device__ inline OnChipShape OnChipShapeOf(const Job& job, int rows, int columns) {
-  if (job.solver.epsilon_decay != 0 || job.precision == Precision::kDouble) return {0, 0, 0, 0};
-  if (job.symmetric && job.solver.tolerance > 0) return {0, 0, 0, 0};
+  if (job.precision == Precision::kDouble) return {0, 0, 0, 0};
   for (int tiles = 1; tiles <= 2; tiles *= 2) {
     if (rows <= tiles * kTile && columns <= tiles * kTile) return {tiles, 1, tiles * kTile, tiles * kTile};
   }

@@ -77,7 +77,7 @@ struct Layout {
   int64_t stream_reference;  // double: what columns' potentials are seen from
   int64_t exponents[3];      // [engine]: float, of FAST half or Density [rows, StreamColumns]; jobs that HasNumbers
   int64_t frame[3][2];       // [engine][side]: double[size]: the phi that they were made at
-  int64_t exact[3];          // [engine]: double[rows, ExactColumns]: z; jobs that IsExactOnChip
+  int64_t exact[3];          // [engine]: double[rows, ExactColumns]: z, at the last epsilon; jobs that IsExactOnChip
   int64_t stats[3][2];       // [engine][side]: BlockStats[row blocks]
   int64_t anderson;          // AndersonState; jobs that are accelerated
   int64_t anderson_vectors;  // double[2 + 2 kAndersonWindow, m]

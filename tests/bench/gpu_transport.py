@@ -171,10 +171,14 @@ def convergence(lines):
     self_terms = [[f"{r['count']} x {r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]),
                    show(r["median_ms"]), show(r["error_eps"])] for r in lines if r["name"] == "debiased"]
     table("Debiased, STRICT, ms", ["problems x n = m, d", "eps", "iterations", "ms", "error / eps"], self_terms)
-    annealed = [[f"{r['n']}, {r['dim']}", show(r["epsilon"]), show(r["median_ms"]), show(r["error_eps"]),
+    annealed = [[f"{r['count']} x {r['n']}, {r['dim']}", show(r["epsilon"]), show(r["median_ms"]), show(r["error_eps"]),
                  show(r["gradient_error"])] for r in lines if r["name"] == "annealed"]
     table("Debiased, symmetric updates, epsilon annealed by quarters from the clouds' extent, 12 iterations, with "
-          "gradients, ms", ["n = m, d", "eps", "ms", "error / eps", "gradient's error"], annealed)
+          "gradients, ms", ["problems x n = m, d", "eps", "ms", "error / eps", "gradient's error"], annealed)
+    judged = [[f"{r['count']} x {r['n']}, {r['dim']}", "yes" if "debiased" in r["name"] else "no", str(r["iterations"]), show(r["median_ms"]),
+               show(max(r["error_a"], r["error_b"]))] for r in lines if r["name"].startswith("symmetric to 1e-5")]
+    table("Symmetric updates to a marginal error of 1e-5, eps .05, ms",
+          ["problems x n = m, d", "debiased", "iterations", "ms", "marginal error"], judged)
     small = [[f"{r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]), show(r["median_ms"]),
               show(r["error_eps"]), show(r["workspace_mb"])] for r in lines if r["name"] == "small epsilon"]
     table("Small epsilon: exponents need float64. Forward, STRICT, ms",

@@ -118,11 +118,20 @@ void AddBatches(const Add& add) {
     r->epsilon = 0.05, r->check = false;
   });
   // Divergences as they are trained with: epsilon annealed from the clouds' extent to .05^2, all updates symmetric.
-  for (int64_t n : {1000, 4096, 10000}) {
-    add("annealed", [&](Row* r) {
+  for (const auto& [count, n] : {std::pair<int64_t, int64_t>{1, 1000}, {1, 4096}, {1, 10000}, {1024, 64}, {64, 1000}}) {
+    add("annealed", [&, count = count, n = n](Row* r) {
       r->n = r->m = n, r->dim = 3, r->iterations = 12, r->debias = r->symmetric = r->gradient = true, r->decay = 0.25;
-      r->epsilon = 0.0025, r->check = n <= 4096, r->repeats = 5;
+      r->count = count, r->epsilon = 0.0025, r->check = n <= 4096, r->repeats = 5;
     });
+  }
+  for (const auto& [count, n] :
+       {std::pair<int64_t, int64_t>{1, 1000}, {1024, 64}, {1024, 256}, {64, 1000}, {64, 1100}}) {
+    for (bool debias : {false, true}) {
+      add(debias ? "symmetric to 1e-5, debiased" : "symmetric to 1e-5", [&, count = count, n = n](Row* r) {
+        r->count = count, r->n = r->m = n, r->dim = 3, r->iterations = 1000, r->tolerance = 1e-5, r->symmetric = true;
+        r->debias = debias, r->epsilon = 0.05, r->check = false, r->repeats = 5;
+      });
+    }
   }
 }
 

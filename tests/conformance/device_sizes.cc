@@ -116,6 +116,7 @@ void DeviceSizesTest::ExpectSolvedTogetherAndAlone(const std::vector<Case>& case
     exact.solver().precision = Precision::kDouble;
     exact.solver().tolerance = 1.5 * solver.tolerance;
     exact.solver().max_iterations = 2;
+    exact.solver().epsilon_decay = 0;
     exact.initial_f = Tensor::Of(together[k].f.values(), DType::kFloat64);
     exact.initial_g = Tensor::Of(together[k].g.values(), DType::kFloat64);
     EXPECT_TRUE(SolveAlone(backend(), exact).convergence[0].converged) << cases[k].name;

@@ -53,6 +53,48 @@ TEST_P(DeviceSizesTest, EveryWidth) {
   }
 }
 
+// One chip, or a part of it: updates of both sides at once, to residuals of both, and epsilons that get smaller, for
+// which it keeps exponents; slow ones are cut into slices before they are at the last epsilon.
+TEST_P(DeviceSizesTest, SymmetricAndAnnealedOnAChip) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  constexpr PointCost kEuclidean = PointCost::kEuclidean;
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<LargeShape> shapes = Chosen({{64, 50, 3, 0.05, 30, kStrict},
+                                                 {120, 128, 20, 0.1, 40, kFast},
+                                                 {60, 33, 0, 0.05, 30, kStrict, 0, 0.5},
+                                                 {250, 256, 64, 1, 40, kStrict},
+                                                 {90, 200, 0, 0.05, 30, kStrict},
+                                                 {500, 512, 3, 0.05, 30, kStrict, 0, 2},
+                                                 {700, 400, 40, 0.2, 40, kStrict},
+                                                 {1000, 1024, 64, 0.2, 40, kFast},
+                                                 {900, 650, 3, 0.05, 40, kStrict, 0, inf, kEuclidean},
+                                                 {1024, 770, 0, 0.05, 40, kStrict},
+                                                 {100, 90, 3, 0.002, 100, kStrict},
+                                                 {800, 900, 40, 0.01, 100, kStrict},
+                                                 {300, 400, 0, 0.001, 100, kStrict}},
+                                                4);
+  const auto annealed = [](std::vector<Case> cases, double decay) {
+    for (size_t k = 0; k < cases.size(); ++k) {
+      cases[k].solver().epsilon_decay = decay;
+      if (k % 2 == 1) cases[k].solver().update_rule = UpdateRule::kSymmetric;
+      if (k % 3 == 1) cases[k].solver().epsilon_start = 2;
+    }
+    AddDebiased(&cases, 1);
+    return cases;
+  };
+  ExpectRightTogetherAndAlone(annealed(CasesOf(shapes), 0.4));
+  std::vector<LargeShape> longer = Chosen(shapes, 2);
+  for (LargeShape& of : longer) of.iterations = 620;  // At most 550 are on the way to the last epsilon.
+  ExpectRightTogetherAndAlone(annealed(CasesOf(longer), 0.985));
+  std::vector<LargeShape> judged = shapes;
+  for (LargeShape& of : judged) of.iterations = of.epsilon < 0.02 ? 12 : 900, of.tolerance = 1e-5;
+  ExpectSolvedTogetherAndAlone(annealed(CasesOf(judged), 0.5));
+  std::vector<Case> symmetric = CasesOf(judged);
+  AddDebiased(&symmetric, 1);
+  for (Case& c : symmetric) c.solver().update_rule = UpdateRule::kSymmetric;
+  ExpectSolvedTogetherAndAlone(symmetric);
+}
+
 // Its chip has no room for their densities, and it sweeps them in launches of many iterations; some move too far for
 // that, so that others have to go on.
 TEST_P(DeviceSizesTest, SizesThatAGpuSweeps) {

@@ -43,6 +43,29 @@ class RandomCompanyTest : public ConformanceTest {
     if (c.solver().debias) room = std::max(room, PotentialTolerance(c, {answer.f_aa.values(), answer.g_bb.values()}));
     EXPECT_LE(Distance(got, answer), room) << c.name;
   }
+
+  // Of such sizes: the same bits alone, beside others and in slices of any length; what float64 says after as many
+  // iterations, or a solution to it too.
+  void ExpectRightInCompany(int smallest, int largest) {
+    if (GetParam() != "cuda") GTEST_SKIP() << "sizes of a GPU";
+    constexpr int kCompany = 3;
+    const absl::FlagSaver saver;
+    absl::SetFlag(&FLAGS_smallest, smallest), absl::SetFlag(&FLAGS_largest, largest);
+    for (int seed : Seeds({}, 100)) {
+      std::vector<Case> cases;
+      for (int k = 0; k < kCompany; ++k) {
+        cases.push_back(AnyTransport(kCompany * seed + k));
+        AnyIterations(kCompany * seed + k, &cases.back());
+        SayNext(cases.back());
+      }
+      std::vector<Answer> alone;
+      for (const Case& c : cases) alone.push_back(SolveTogether(backend(), {&c})[0]);
+      const std::vector<const Case*> order = PointersTo(cases);
+      ExpectSameBits(order, SolveTogether(backend(), order), alone);
+      ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
+      for (int k = 0; k < kCompany; ++k) ExpectAsFloat64(cases[k], alone[k]);
+    }
+  }
 };
 
 // Problems of each dozen of rounds' seeds, alone and together.
@@ -115,28 +138,9 @@ TEST_P(RandomCompanyTest, FinishesSoon) {
   }
 }
 
-// Sizes that take a whole GPU, or a part of it: the same bits alone, beside others and in slices of any length; what
-// float64 says after as many iterations, or a solution to it too.
-TEST_P(RandomCompanyTest, LargeSizes) {
-  if (GetParam() != "cuda") GTEST_SKIP() << "sizes of a GPU";
-  constexpr int kCompany = 3;
-  const absl::FlagSaver saver;
-  absl::SetFlag(&FLAGS_smallest, 1025), absl::SetFlag(&FLAGS_largest, 2600);
-  for (int seed : Seeds({}, 100)) {
-    std::vector<Case> cases;
-    for (int k = 0; k < kCompany; ++k) {
-      cases.push_back(AnyTransport(kCompany * seed + k));
-      AnyIterations(kCompany * seed + k, &cases.back());
-      SayNext(cases.back());
-    }
-    std::vector<Answer> alone;
-    for (const Case& c : cases) alone.push_back(SolveTogether(backend(), {&c})[0]);
-    const std::vector<const Case*> order = PointersTo(cases);
-    ExpectSameBits(order, SolveTogether(backend(), order), alone);
-    ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
-    for (int k = 0; k < kCompany; ++k) ExpectAsFloat64(cases[k], alone[k]);
-  }
-}
+// Sizes that a GPU solves on one chip, and those that take a whole one, or a part of it.
+TEST_P(RandomCompanyTest, SizesOfAChip) { ExpectRightInCompany(1, 1024); }
+TEST_P(RandomCompanyTest, LargeSizes) { ExpectRightInCompany(1025, 2600); }
 
 TEST_P(RandomCompanyTest, MatricesInCompany) {
   ExpectCompanyChangesNoBits(backend(), [](int seed) {
