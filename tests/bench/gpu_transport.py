@@ -175,8 +175,9 @@ def convergence(lines):
                  show(r["gradient_error"])] for r in lines if r["name"] == "annealed"]
     table("Debiased, symmetric updates, epsilon annealed by quarters from the clouds' extent, 12 iterations, with "
           "gradients, ms", ["problems x n = m, d", "eps", "ms", "error / eps", "gradient's error"], annealed)
-    judged = [[f"{r['count']} x {r['n']}, {r['dim']}", "yes" if "debiased" in r["name"] else "no", str(r["iterations"]), show(r["median_ms"]),
-               show(max(r["error_a"], r["error_b"]))] for r in lines if r["name"].startswith("symmetric to 1e-5")]
+    judged = [[f"{r['count']} x {r['n']}, {r['dim']}", "yes" if "debiased" in r["name"] else "no",
+               str(r["iterations"]), show(r["median_ms"]), show(max(r["error_a"], r["error_b"]))]
+              for r in lines if r["name"].startswith("symmetric to 1e-5")]
     table("Symmetric updates to a marginal error of 1e-5, eps .05, ms",
           ["problems x n = m, d", "debiased", "iterations", "ms", "marginal error"], judged)
     small = [[f"{r['n']}, {r['dim']}", show(r["epsilon"]), str(r["iterations"]), show(r["median_ms"]),
