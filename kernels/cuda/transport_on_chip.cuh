@@ -29,7 +29,6 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
   using typename Base::S;
   // Exponents that are read from memory, where they stay, rather than made in the place of densities.
   static constexpr bool kExact = kSource == Source::kExact;
-  using Number = std::conditional_t<kExact, double, float>;  // An exponent.
 
  protected:
   using Base::engine;
@@ -87,23 +86,16 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
     }
   }
 
-  // Adds exponents z of row r, group g to `terms`; kExact, or while entries are those divided by m_.factor.
-  __device__ void AddExponents(int r, int g, Number (&terms)[S::kWidth]) const {
-    if constexpr (kExact) {
-      const int row = min(first_row() + Row(r), size(0) - 1), columns = ExactColumns(job_, engine());
-      const double* z = member().template At<double>(job_.at.exact[engine()]) + int64_t{row} * columns;
-      const auto* pairs = reinterpret_cast<const double2*>(z + min(Column(g), columns - S::kWidth));
+  // Adds exponents z of row r, group g, times `factor`, to `terms`; kExact.
+  __device__ void AddExact(int r, int g, double factor, double (&terms)[S::kWidth]) const {
+    const int row = min(first_row() + Row(r), size(0) - 1), columns = ExactColumns(job_, engine());
+    const double* z = member().template At<double>(job_.at.exact[engine()]) + int64_t{row} * columns;
+    const auto* pairs = reinterpret_cast<const double2*>(z + min(Column(g), columns - S::kWidth));
 #pragma unroll
-      for (int k = 0; k < S::kWidth; k += 2) {
-        const double2 pair = pairs[k / 2];
-        terms[k] = fma(pair.x, m_.factor, terms[k]);
-        terms[k + 1] = fma(pair.y, m_.factor, terms[k + 1]);
-      }
-    } else {
-      float e[S::kWidth];
-      ReadEntries(r, g, e);
-#pragma unroll
-      for (int k = 0; k < S::kWidth; ++k) terms[k] = fmaf(e[k], m_.factor, terms[k]);
+    for (int k = 0; k < S::kWidth; k += 2) {
+      const double2 pair = pairs[k / 2];
+      terms[k] = fma(pair.x, factor, terms[k]);
+      terms[k + 1] = fma(pair.y, factor, terms[k + 1]);
     }
   }
 
@@ -237,10 +229,10 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
   __device__ void FramedExponents(int r, int g, double row, float (&e)[S::kWidth]) const {
     float column[S::kWidth];
     Read(m_.frame + Column(g), column);
-    Number z[S::kWidth];
+    double z[S::kWidth];
 #pragma unroll
     for (int k = 0; k < S::kWidth; ++k) z[k] = column[k] + row;
-    AddExponents(r, g, z);
+    AddExact(r, g, 1, z);
 #pragma unroll
     for (int k = 0; k < S::kWidth; ++k) e[k] = static_cast<float>(z[k]);
   }

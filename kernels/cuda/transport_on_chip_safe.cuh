@@ -12,11 +12,10 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
  public:
   using Base = OnChipExponents<kSource, kTiles>;
   using Base::Base;
-  using typename Base::Number;
   using typename Base::S;
 
  protected:
-  using Base::AddExponents;
+  using Base::AddExact;
   using Base::Column;
   using Base::engine;
   using Base::IsOwner;
@@ -26,15 +25,17 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   using Base::Owned;
   using Base::OwnedColumn;
   using Base::Read;
+  using Base::ReadEntries;
   using Base::Row;
   using Base::scale;
   using Base::Spread;
   using Base::warp_;
   using Base::Write;
+  using Base::WriteEntries;
 
-  // One iteration from phi, under maxima, after which epsilon may be another. Entries stay as they are. `ends`: nothing
-  // moves, and log2 of the sums of rows and of owned columns are left as sums of two floats, in the other parity's
-  // weights and scalings.
+  // One iteration from phi, under maxima, after which epsilon may be another. Entries stay as they are; exact ones
+  // become exponents in the frames of phi, which are near 0 where there is mass. `ends`: nothing moves, and log2 of the
+  // sums of rows and of owned columns are left as sums of two floats, in the other parity's weights and scalings.
   __device__ void SafeIteration(int* parity, bool ends) {
     const EngineState& state = m_.state[*parity];
     BeginSafe();
@@ -45,6 +46,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
       const int row = Row(lane_);
       if (waits) {
         StoreInParts(row_lse, &m_.rows.weight[other][row], &m_.rows.scaling[other][row]);
+        if (Base::kExact) m_.rows.frame[row] = 0;
       } else {
         MoveRow(row, row_lse, state.relax);
       }
@@ -83,14 +85,40 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
     __syncthreads();
     const double reference = m_.phi[0];  // Potentials may share a constant.
     for (int j = threadIdx.x; j < S::kMost; j += S::kBlockThreads) {
-      m_.frame[j] = static_cast<float>(TermOf(m_.phi[j], reference, m_.log_mass[j]));
+      m_.frame[j] = Base::kExact ? m_.log_mass[j] : static_cast<float>(TermOf(m_.phi[j], reference, m_.log_mass[j]));
     }
+    if constexpr (Base::kExact) FrameExact();
     __syncthreads();
+  }
+  __device__ void FrameExact() {
+    const double s = scale(), factor = m_.factor;
+#pragma unroll
+    for (int r = 0; r < S::kRows; ++r) {
+      const double row = m_.rows.phi[Row(r)];
+#pragma unroll
+      for (int g = 0; g < S::kGroups; ++g) {
+        double z[S::kWidth];
+        float e[S::kWidth];
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) z[k] = (row + m_.phi[Column(g) + k]) * s;
+        AddExact(r, g, factor, z);
+#pragma unroll
+        for (int k = 0; k < S::kWidth; ++k) e[k] = static_cast<float>(z[k]);
+        WriteEntries(e, r, g);
+      }
+    }
+  }
+  // Adds what row r, group g has of exponents, in the frames of phi where they are exact, to `terms`.
+  __device__ void AddEntries(int r, int g, float (&terms)[S::kWidth]) const {
+    float e[S::kWidth];
+    ReadEntries(r, g, e);
+#pragma unroll
+    for (int k = 0; k < S::kWidth; ++k) terms[k] = Base::kExact ? terms[k] + e[k] : fmaf(e[k], m_.factor, terms[k]);
   }
   // What rows' potentials are seen from: something near them, and the same in all blocks. Alternating updates have them
   // near minus the columns'.
   __device__ double RowReference() const {
-    if (!m_.symmetric) return -m_.phi[0];
+    if (Base::kExact || !m_.symmetric) return -m_.phi[0];
     if constexpr (!S::kCluster) return m_.rows.phi[0];
     SyncCluster();
     return LoadRemote(&m_.rows.phi[0], 0);
@@ -98,61 +126,55 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   __device__ double TermOf(double phi, double reference, float log_mass) const {
     return fma(phi - reference, scale(), static_cast<double>(log_mass));
   }
-  // Of group g, as exponents are: m_.frame has them in float.
-  __device__ void ColumnTerms(int g, double reference, Number (&terms)[S::kWidth]) const {
-    if constexpr (Base::kExact) {
-#pragma unroll
-      for (int k = 0; k < S::kWidth; ++k) {
-        terms[k] = TermOf(m_.phi[Column(g) + k], reference, m_.log_mass[Column(g) + k]);
-      }
-    } else {
-      Read(m_.frame + Column(g), terms);
-    }
-  }
   // The potential after a half step to -lse.
   __device__ double Moved(double phi, double shift, double lse, double rho, double relax) const {
     return HalfStep(phi, lse, scale(), shift, m_.epsilon, rho, relax);
   }
+  // Exact exponents are in the frames before: m_.rows.frame says how far from there.
   __device__ void MoveRow(int row, double lse, double relax) {
-    m_.rows.phi[row] = Moved(m_.rows.phi[row], m_.rows.shift[row], lse, m_.rho[0], relax);
+    const double old = m_.rows.phi[row], phi = Moved(old, m_.rows.shift[row], lse, m_.rho[0], relax);
+    m_.rows.phi[row] = phi;
+    if (Base::kExact) m_.rows.frame[row] = static_cast<float>((phi - old) * scale());
   }
   // Of the warp's row number lane_, if there is one.
   __device__ double LogSumOfRow() const {
-    const double reference = m_.phi[0];
     float mine_max = 0, mine_sum = 1;  // Of row lane_.
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
       float max = static_cast<float>(kVoid), sum = 0;
 #pragma unroll
       for (int g = 0; g < S::kGroups; ++g) {
-        Number e[S::kWidth];
-        ColumnTerms(g, reference, e);
-        AddExponents(r, g, e);
+        float e[S::kWidth];
+        Read(m_.frame + Column(g), e);
+        AddEntries(r, g, e);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) max = fmaxf(max, static_cast<float>(e[k]));
+        for (int k = 0; k < S::kWidth; ++k) max = fmaxf(max, e[k]);
       }
       for (int lane = 16; lane > 0; lane /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, lane));
 #pragma unroll
       for (int g = 0; g < S::kGroups; ++g) {
-        Number e[S::kWidth];
-        ColumnTerms(g, reference, e);
-        AddExponents(r, g, e);
+        float e[S::kWidth];
+        Read(m_.frame + Column(g), e);
+        AddEntries(r, g, e);
 #pragma unroll
-        for (int k = 0; k < S::kWidth; ++k) sum += FastExp2(static_cast<float>(e[k] - max));
+        for (int k = 0; k < S::kWidth; ++k) sum += FastExp2(e[k] - max);
       }
       for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
       if (lane_ == r) mine_max = max, mine_sum = sum;
     }
-    return mine_max + log2(static_cast<double>(mine_sum)) + (reference * scale() - m_.log_size[1]);
+    const double seen_from = Base::kExact ? -m_.rows.phi[Row(lane_ % S::kRows)] : m_.phi[0];
+    return mine_max + log2(static_cast<double>(mine_sum)) + (seen_from * scale() - m_.log_size[1]);
   }
   // Parts of columns: `join(part, term(exponent, largest of the column))` over this warp's rows, eights of which come
   // together first, since sums of them all one after the other lose digits.
   template <typename Term, typename Join>
   __device__ void FoldColumns(double reference, float first, Term term, Join join) {
-    Number row_term[S::kRows];
+    float row_term[S::kRows];
 #pragma unroll
     for (int r = 0; r < S::kRows; ++r) {
-      row_term[r] = static_cast<Number>(TermOf(m_.rows.phi[Row(r)], reference, m_.rows.log_mass[Row(r)]));
+      const float log_mass = m_.rows.log_mass[Row(r)];
+      row_term[r] = Base::kExact ? m_.rows.frame[Row(r)] + log_mass
+                                 : static_cast<float>(TermOf(m_.rows.phi[Row(r)], reference, log_mass));
     }
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
@@ -162,10 +184,10 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
       for (int k = 0; k < S::kWidth; ++k) part[k] = first;
 #pragma unroll
       for (int r = 0; r < S::kRows; ++r) {
-        Number e[S::kWidth];
+        float e[S::kWidth];
 #pragma unroll
         for (int k = 0; k < S::kWidth; ++k) e[k] = row_term[r];
-        AddExponents(r, g, e);
+        AddEntries(r, g, e);
 #pragma unroll
         for (int k = 0; k < S::kWidth; ++k) {
           const float own = term(e[k], largest[k]);
@@ -180,15 +202,15 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
   // Of column Owned(); `reference`: what rows are seen from. Afterwards m_.frame has the largest exponents.
   __device__ double LogSumOfColumn(double reference) {
     FoldColumns(
-        reference, static_cast<float>(kVoid), [](Number e, float) { return static_cast<float>(e); },
+        reference, static_cast<float>(kVoid), [](float e, float) { return e; },
         [](float a, float b) { return fmaxf(a, b); });
     const float largest = this->template Gather<true>();
     Spread(largest, m_.frame);
     FoldColumns(
-        reference, 0, [](Number e, float max) { return FastExp2(static_cast<float>(e - max)); },
-        [](float a, float b) { return a + b; });
+        reference, 0, [](float e, float max) { return FastExp2(e - max); }, [](float a, float b) { return a + b; });
     const float sum = this->template Gather<false>();
-    return largest + log2(static_cast<double>(sum)) + (reference * scale() - m_.log_size[0]);
+    const double seen_from = Base::kExact ? -m_.phi[OwnedColumn()] : reference;
+    return largest + log2(static_cast<double>(sum)) + (seen_from * scale() - m_.log_size[0]);
   }
 };
 
