@@ -1,6 +1,7 @@
 """Tables of transport on a GPU from the lines that gpu_transport and gpu_hessian print.
 
-    gpu_transport > lines; gpu_hessian >> lines; python gpu_transport_peer.py >> lines
+    gpu_transport > lines; gpu_hessian >> lines
+    python gpu_transport_peer.py >> lines; python gpu_divergence_peer.py >> lines
     python gpu_transport.py lines > results/gpu_transport.md
 
 A floor is the largest of three: exponentials (4.2e12/s), products (three half-precision ones for STRICT, one for FAST,
@@ -175,6 +176,16 @@ def convergence(lines):
                  show(r["gradient_error"])] for r in lines if r["name"] == "annealed"]
     table("Debiased, symmetric updates, epsilon annealed by quarters from the clouds' extent, 12 iterations, with "
           "gradients, ms", ["problems x n = m, d", "eps", "ms", "error / eps", "gradient's error"], annealed)
+    theirs = {(r["count"], r["n"], r["dim"]): r for r in lines if r["name"] == "geomloss"}
+    divergences = []
+    for r in (r for r in lines if r["name"] == "divergence"):
+        peer = theirs.get((r["count"], r["n"], r["dim"]), {"eager_ms": None, "error_eps": None})
+        divergences.append([f"{r['count']} x {r['n']}, {r['dim']}", show(r["median_ms"]), show(peer["eager_ms"]),
+                            show(peer["eager_ms"] and peer["eager_ms"] / r["median_ms"]), show(r["error_eps"]),
+                            show(r["gradient_error"]), show(peer["error_eps"])])
+    table("Divergences as GeomLoss solves them (blur .05, scaling .5; 9 iterations), with gradients, ms",
+          ["problems x n = m, d", "ours", "GeomLoss", "times faster", "error / eps", "gradient's error",
+           "GeomLoss's loss, error / eps"], divergences)
     judged = [[f"{r['count']} x {r['n']}, {r['dim']}", "yes" if "debiased" in r["name"] else "no",
                str(r["iterations"]), show(r["median_ms"]), show(max(r["error_a"], r["error_b"]))]
               for r in lines if r["name"].startswith("symmetric to 1e-5")]

@@ -13,12 +13,12 @@ compiled before, several rows at once: up to six minutes on 16 cores.
 import json
 import math
 import multiprocessing
-import statistics
 import sys
 import time
 
 import flash_sinkhorn
 import torch
+from gpu_timing import milliseconds
 
 EPSILON, ITERATIONS, BATCH_ITERATIONS = 0.1, 10, 50
 # batch, n, d.
@@ -38,19 +38,6 @@ def exact(x, y):
         f = -EPSILON * (torch.logsumexp((g[None, :] - cost) / EPSILON, 1) - torch.log(torch.tensor(float(len(y)))))
         g = -EPSILON * (torch.logsumexp((f[:, None] - cost) / EPSILON, 0) - torch.log(torch.tensor(float(len(x)))))
     return f, g
-
-
-def milliseconds(solve, repeats):
-    """The median of single calls."""
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        solve()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def cloud(count, dim, tf32, gradient):

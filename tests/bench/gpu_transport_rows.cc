@@ -124,6 +124,13 @@ void AddBatches(const Add& add) {
       r->count = count, r->epsilon = 0.0025, r->check = n <= 4096, r->repeats = 5;
     });
   }
+  // GeomLoss's own, with half of the costs and as many iterations (gpu_divergence_peer.py).
+  for (const auto& [count, n] : {std::pair<int64_t, int64_t>{1, 1000}, {1024, 64}, {64, 1000}, {1, 4096}}) {
+    add("divergence", [&, count = count, n = n](Row* r) {
+      r->n = r->m = n, r->dim = 3, r->iterations = 9, r->debias = r->symmetric = r->gradient = true, r->decay = 0.25;
+      r->count = count, r->epsilon = 0.0025, r->kappa = 0.5;
+    });
+  }
   for (const auto& [count, n] :
        {std::pair<int64_t, int64_t>{1, 1000}, {1024, 64}, {1024, 256}, {64, 1000}, {64, 1100}}) {
     for (bool debias : {false, true}) {

@@ -19,7 +19,7 @@ struct Row {
   int iterations = 10;
   double tolerance = 0;
   double rho = std::numeric_limits<double>::infinity();
-  double decay = 0;
+  double decay = 0, kappa = 1;
   bool symmetric = false, over_relaxation = true, gradient = false, mixture = false, debias = false;
   Precision precision = Precision::kStrict;
   PointCost cost = PointCost::kSquaredEuclidean;

@@ -30,6 +30,7 @@ Problem ProblemOf(const Row& row, const Inputs& in, const Answer& answer, Precis
   if (!row.dense) p.transport.x.data = in.x->data();
   if (!row.dense) p.transport.y.data = in.y->data();
   p.transport.point_cost = row.cost;
+  p.transport.kappa = row.kappa;
   p.solver.epsilon = row.epsilon;
   p.solver.max_iterations = row.iterations;
   p.solver.tolerance = row.tolerance;
