@@ -338,8 +338,8 @@ double OutputSeconds(const Job& job) {
 
 namespace {
 
-// Of the iterations, those on the way to the last epsilon, which take four times as long on the chip. The first one, if
-// the data tell, is not known yet.
+// Of the iterations, those on the way to the last epsilon, which take four times as long on the chip. Where the data
+// tell the first, it is not known yet.
 double AnnealedShare(const Job& job) {
   constexpr double kUsualRatio = 1e3;
   const SolverOptions& solver = job.solver;

@@ -99,7 +99,8 @@ struct OnChipMemory {
   int discard;  // The residual says that the solve was finished before this iteration.
   int unsafe;   // Sums of P at the end are no use.
   double reference;
-  // From entries, or from what lies in memory, to exponents, before frames are added; of a scale, or an epsilon, of 1.
+  // From entries, or from exact exponents in memory, to those of this epsilon, before frames are added; the same where
+  // `scale`, or epsilon, is 1.
   std::conditional_t<kSource == Source::kExact, double, float> factor;
   double unit;
   float said;   // By this block's threads: AnyInCluster.
