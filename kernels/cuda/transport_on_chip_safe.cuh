@@ -52,13 +52,15 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
       }
     }
     __syncthreads();
-    const double lse = LogSumOfColumn(RowReference());
+    // Some threads have the same column: read before one of them may spread what comes next.
+    const double old = m_.phi[OwnedColumn()];
+    const double lse = LogSumOfColumn(RowReference(), old);
     if (ends) {
       if (IsOwner()) StoreInParts(lse, &m_.weight[other][Owned()], &m_.scaling[other][Owned()]);
       __syncthreads();
       return;
     }
-    Spread(Moved(m_.phi[OwnedColumn()], m_.shift[Owned()], lse, m_.rho[1], state.relax), m_.phi);
+    Spread(Moved(old, m_.shift[Owned()], lse, m_.rho[1], state.relax), m_.phi);
     if (waits && lane_ < S::kRows) {
       const int row = Row(lane_);
       MoveRow(row, static_cast<double>(m_.rows.weight[other][row]) + m_.rows.scaling[other][row], state.relax);
@@ -199,8 +201,9 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
     }
     __syncthreads();
   }
-  // Of column Owned(); `reference`: what rows are seen from. Afterwards m_.frame has the largest exponents.
-  __device__ double LogSumOfColumn(double reference) {
+  // Of column Owned(), whose potential is `phi`; `reference`: what rows are seen from. Afterwards m_.frame has the
+  // largest exponents.
+  __device__ double LogSumOfColumn(double reference, double phi) {
     FoldColumns(
         reference, static_cast<float>(kVoid), [](float e, float) { return e; },
         [](float a, float b) { return fmaxf(a, b); });
@@ -209,7 +212,7 @@ class OnChipSafe : public OnChipExponents<kSource, kTiles> {
     FoldColumns(
         reference, 0, [](float e, float max) { return FastExp2(e - max); }, [](float a, float b) { return a + b; });
     const float sum = this->template Gather<false>();
-    const double seen_from = Base::kExact ? -m_.phi[OwnedColumn()] : reference;
+    const double seen_from = Base::kExact ? -phi : reference;
     return largest + log2(static_cast<double>(sum)) + (seen_from * scale() - m_.log_size[0]);
   }
 };
