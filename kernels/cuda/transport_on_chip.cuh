@@ -2,6 +2,8 @@
 #ifndef SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 #define SINKHORN_KERNELS_CUDA_TRANSPORT_ON_CHIP_CUH_
 
+#include <type_traits>
+
 #include "kernels/cuda/transport_on_chip_sums.cuh"
 
 namespace sinkhorn {
@@ -10,13 +12,18 @@ namespace cuda {
 // The frame of columns that only fill the last tile: densities are nothing there. A power of two, which a float holds.
 constexpr double kAbsent = -0x1p99;
 
-// By one thread. Called, not inlined: the densities need the registers.
+// By one thread. Called, not inlined: the densities need the registers. Of what becomes exponents by a factor that is a
+// float, `scale` is what that says: or else all costs were off by a part of themselves.
 template <typename Memory>
 static __device__ __noinline__ void SetEpsilon(double epsilon, Memory* memory) {
+  using Factor = decltype(memory->factor);
+  const bool exact = std::is_same_v<Factor, double>;
+  const double scale = kLog2E / epsilon, unit = memory->unit;
+  const Factor factor = static_cast<Factor>(exact ? unit / epsilon : unit * scale);
   memory->epsilon = epsilon;
-  memory->scale = kLog2E / epsilon;
+  memory->factor = factor;
+  memory->scale = exact ? scale : factor / unit;
   for (int side = 0; side < 2; ++side) memory->damping[side] = DampingOf(epsilon, memory->rho[side]);
-  memory->SetFactor();
 }
 
 // Densities of a thread, and what the block shares.
@@ -134,7 +141,7 @@ class OnChipBlock : public OnChipSums<kSource, kTiles> {
       m_.state[0] = *state();
       m_.discard = m_.unsafe = 0;
       m_.voids = voids ? 1 : 0;
-      m_.unit = 0;  // MakeExponents will know it.
+      m_.unit = 1;  // MakeExponents will know it.
       for (int side = 0; side < 2; ++side) m_.rho[side] = RhoOf(job_, engine(), side);
       SetEpsilon(m_.state[0].epsilon, &m_);
     }

@@ -59,7 +59,7 @@ class OnChipExponents : public OnChipProducts<kSource, kTiles> {
     } else {
       m_.unit = -1;
     }
-    m_.SetFactor();
+    SetEpsilon(m_.epsilon, &m_);
   }
 
  private:

@@ -120,14 +120,6 @@ struct OnChipMemory {
   int planes, depths, row_bytes;
   const char* halves[2];
 
-  // At the present epsilon.
-  __device__ void SetFactor() {
-    if constexpr (kSource == Source::kExact) {
-      factor = unit / epsilon;
-    } else {
-      factor = static_cast<float>(unit * scale);
-    }
-  }
   __device__ float* Gathered(int buffer) {
     static_assert(!kGathersInPoints || S::kHeard * sizeof(float) <= kPlane, "room");
     return kGathersInPoints ? reinterpret_cast<float*>(points[buffer]) : gathered[buffer];

@@ -56,14 +56,18 @@ struct StreamFrame {
     return static_cast<float>((phi - base - reference) * scale + log_mass);
   }
 };
-__device__ inline StreamFrame StreamFrameOf(const Member& member, const EngineState& state) {
-  return {*member.At<double>(member.job.at.stream_reference), kLog2E / state.epsilon};
-}
 // Whether numbers are costs, as they were given or copied. What it says of members that are not swept is memory that is
 // there.
 __device__ inline bool AreCosts(const Member& member) {
   const Job& job = member.job;
   return job.dense && job.streamed && (!job.framed || member.state(0)->mode == kFloat);
+}
+// Costs become exponents by a float, which potentials go by as well: or else all costs were off by a part of
+// themselves.
+__device__ inline StreamFrame StreamFrameOf(const Member& member, const EngineState& state) {
+  const double scale = kLog2E / state.epsilon;
+  return {*member.At<double>(member.job.at.stream_reference),
+          AreCosts(member) ? static_cast<double>(static_cast<float>(scale)) : scale};
 }
 __device__ inline double BaseOf(const Member& member, int engine, int side, int i) {
   return AreCosts(member) ? 0 : member.At<double>(member.job.at.frame[engine][side])[i];

@@ -140,7 +140,7 @@ TEST_P(RandomCompanyTest, FinishesSoon) {
 
 // Sizes that a GPU solves on one chip, and those that take a whole one, or a part of it.
 TEST_P(RandomCompanyTest, SizesOfAChip) { ExpectRightInCompany(1, 1024); }
-TEST_P(RandomCompanyTest, LargeSizes) { ExpectRightInCompany(1025, 2600); }
+TEST_P(RandomCompanyTest, LargeSizes) { ExpectRightInCompany(512, 2600); }
 
 TEST_P(RandomCompanyTest, MatricesInCompany) {
   ExpectCompanyChangesNoBits(backend(), [](int seed) {
