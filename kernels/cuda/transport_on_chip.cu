@@ -1,5 +1,5 @@
 // Whole solves of small float32 problems (transport_on_chip_solve.cuh) of products and of costs.
-#include "kernels/cuda/transport_on_chip_solve.cuh"
+#include "kernels/cuda/transport_on_chip_launch.cuh"
 
 namespace sinkhorn {
 namespace cuda {

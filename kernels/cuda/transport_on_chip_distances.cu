@@ -1,6 +1,6 @@
 // Whole solves of small float32 problems (transport_on_chip_solve.cuh) of distances: a file of its own, since it is as
 // much to compile again.
-#include "kernels/cuda/transport_on_chip_solve.cuh"
+#include "kernels/cuda/transport_on_chip_launch.cuh"
 
 namespace sinkhorn {
 namespace cuda {

@@ -42,7 +42,7 @@ template <int kSize>
 struct SideMemory {
   double phi[kSize], shift[kSize];
   float log_mass[kSize], mass[kSize];  // log2 of the mass, and log_size.
-  float frame[kSize];                  // phi in units of epsilon, base 2, seen from `reference`.
+  float frame[kSize];                  // phi in units of epsilon, base 2, seen from `reference`; see MoveRow, too.
   float scaling[2][kSize];             // By parity: u
   float weight[2][kSize];              // mass * scaling
 };
