@@ -17,6 +17,7 @@
 #include "kernels/cuda/transport_cloud_stream.cuh"
 #include "kernels/cuda/transport_hopper.cuh"
 #include "kernels/cuda/transport_launch.h"
+#include "kernels/cuda/transport_symmetric.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -168,6 +169,7 @@ __global__ void __launch_bounds__(kCloudThreads, 1) CloudStepKernel(LaunchTable 
   AwaitKernelBefore();
   const EngineState* state = member.state(block.engine);
   if (state->mode != kFloat || IsIdle(job, *state, pass)) return;
+  if (pass == Pass::kIterate && IsApart(job, block.engine, *state)) return;
   if (IsKnown(job, side, pass)) return FinishKnown(member, block, side, Geometry::kCloud);
   // Potentials, all at once: of the block's first row, of this thread's rows (the first and 8 more), of its column.
   const double *phi = c.phi_of[state->parity], *own_phi = c.own_phi_of[state->parity];

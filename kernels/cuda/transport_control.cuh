@@ -147,6 +147,12 @@ __device__ inline void EndRows(const Job& job, int engine, EngineState* s, doubl
   JudgeResidual(job, engine, s);
 }
 
+// Of the iteration after the one in progress, if there is one.
+__device__ inline double NextEpsilon(const Job& job, const EngineState& s) {
+  if (s.starting || s.epsilon == job.solver.epsilon) return s.epsilon;
+  return fmax(job.solver.epsilon, s.epsilon * job.solver.epsilon_decay);
+}
+
 // After the columns' half step.
 __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, double error) {
   if (IsSymmetric(job, engine)) {
@@ -167,7 +173,7 @@ __device__ inline void EndColumns(const Job& job, int engine, EngineState* s, do
     if (s->stopped) return;
   }
   if (s->epsilon != job.solver.epsilon) {
-    s->epsilon = fmax(job.solver.epsilon, s->epsilon * job.solver.epsilon_decay);
+    s->epsilon = NextEpsilon(job, *s);
     s->fresh = 1;
   }
   if (StopAtLimit(job, s)) {

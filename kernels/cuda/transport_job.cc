@@ -8,6 +8,7 @@
 #include "kernels/cuda/transport_hessian.h"
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_slice.h"
+#include "kernels/cuda/transport_symmetric.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -55,7 +56,8 @@ Layout LayoutOf(const Job& job) {
   const int64_t most = std::max(size[0], size[1]), blocks = CeilDiv(most, kTile);
   // Sweeps; iterations of a whole device's blocks together.
   const bool sweeps = job.streamed || job.framed;
-  const bool together = sweeps ? HeldBlocks(job) > 0 || MayLoop(job) : LoopsPoints(job) || LoopsClouds(job);
+  const bool together =
+      LoopsSymmetric(job) || (sweeps ? HeldBlocks(job) > 0 || MayLoop(job) : LoopsPoints(job) || LoopsClouds(job));
   int64_t densities = 0;
   at.state = part.Take(job.engines * sizeof(EngineState));
   at.arrival_stride = std::max(blocks, KeptGradientCounters(job)) + 1;
@@ -105,10 +107,13 @@ Layout LayoutOf(const Job& job) {
       }
     }
     at.partial[e] = part.Take(partial * sizeof(double));
-    if (sweeps || LoopsPoints(job)) {
-      const int64_t row = StreamColumns(job, e) * static_cast<int64_t>(sizeof(float));
-      at.stream_sums[e] = part.Take(std::max(StreamSlabs(job, e), together ? kProcessors : 0) * row);
-      at.stream_terms[e] = part.Take(row);
+    const bool apart = LoopsSymmetric(job) && IsSymmetric(job, e);
+    if (sweeps || apart || LoopsPoints(job)) {
+      const int64_t number = sizeof(float), columns = StreamColumns(job, e), row = columns * number;
+      const int slabs = std::max(StreamSlabs(job, e), together ? kProcessors : 0);
+      const int64_t sums = sweeps || LoopsPoints(job) ? slabs * row : 0;
+      at.stream_sums[e] = part.Take(apart ? std::max(sums, SymmetricBytes(job, e)) : sums);
+      at.stream_terms[e] = part.Take(apart ? std::max(row, SymmetricColumns(job, e) * number) : row);
       if (together && e == 0) at.stream_scales = part.Take(row);
       if (together && e == 0 && IsJoint(job)) at.joint_told = part.Take(2 * kJointTold * kProcessors * sizeof(double));
     }
@@ -221,8 +226,9 @@ Job JobOf(const Problem& problem, const DeviceKernels& kernels) {
              !ReadsPoints(job);
   job.streamed = StreamsCosts(job) || KeepsExponents(job);
   job.held = kernels.held && job.streamed && HeldBlocks(job) > 0;
-  const bool loops = kernels.held && ((MayLoop(job) && (job.streamed || LoopsPoints(job))) || LoopsClouds(job));
+  const bool loops = kernels.held && ((MayLoop(job) && job.streamed) || LoopsPoints(job) || LoopsClouds(job));
   (job.engines == 1 ? job.looped : job.looped_beside) = loops;
+  job.loops_symmetric = kernels.held && LoopsSymmetric(job);
   job.framed = FramesExponents(job);
   for (int side = 0; side < 2; ++side) {
     job.weight_items[side] = std::max(DirectionItems(job, side), BentItems(job, side));
@@ -252,8 +258,17 @@ double SelfSeconds(const Job& job) {
 // A looped one, of a member.
 double LoopSeconds(Job job) {
   job.count = job.engines = 1;
+  job.loops_symmetric = false;
   job.looped = true;
   return IterationSeconds(job);
+}
+
+// An iteration of a member's engines that are apart.
+double SymmetricSeconds(const Job& job) {
+  constexpr double kPairSeconds = 4e-13, kSeconds = 9e-6;
+  const double n = job.size[0], m = job.size[1];
+  const double selves = job.engines > 1 ? (n * n + m * m) / 2 * kPairSeconds + kSeconds : 0;
+  return selves + (job.symmetric ? n * m * kPairSeconds + kSeconds : 0);
 }
 
 }  // namespace
@@ -268,6 +283,11 @@ int LoopChunk(const Job& job) {
   return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / LoopSeconds(job))));
 }
 
+int SymmetricChunk(const Job& job) {
+  constexpr double kSeconds = 4e-3;
+  return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / SymmetricSeconds(job))));
+}
+
 double TogetherSeconds(const Job& job) {
   constexpr int kUsual = 128, kUsualOfLoops = 64, kUsualOfSelves = 12;  // Iterations, where there is a tolerance.
   const bool judged = job.solver.tolerance > 0;
@@ -277,12 +297,17 @@ double TogetherSeconds(const Job& job) {
     return std::min(most, judged ? kUsual : kHeldIterationsMost) * HeldRoundSeconds(job) / HeldAtOnce(job) +
            std::min(most, judged ? kUsualOfSelves : kHeldIterationsMost) * selves;
   }
-  if (!job.looped && !job.looped_beside) return 0;
-  return std::min({most, LoopChunk(job), judged ? kUsualOfLoops : most}) * LoopSeconds(job);
+  double seconds = 0;
+  if (job.loops_symmetric) {
+    const int usual = !judged ? most : job.symmetric ? kUsual : kUsualOfSelves;
+    seconds += std::min({most, SymmetricChunk(job), usual}) * SymmetricSeconds(job);
+  }
+  if (!job.looped && !job.looped_beside) return seconds;
+  return seconds + std::min({most, LoopChunk(job), judged ? kUsualOfLoops : most}) * LoopSeconds(job);
 }
 
 int64_t TurnMembers(const Job& job, double slice_seconds) {
-  if (!(job.held || job.looped || job.looped_beside)) return job.count;
+  if (!(job.held || job.looped || job.looped_beside || job.loops_symmetric)) return job.count;
   const int64_t at_once = job.held ? HeldAtOnce(job) : 1;
   const double rounds = std::max(1.0, slice_seconds / (at_once * TogetherSeconds(job)));
   return rounds * at_once < job.count ? static_cast<int64_t>(rounds) * at_once : job.count;
@@ -360,6 +385,15 @@ double IterationSeconds(const Job& job) {
     return (1 + 3 * AnnealedShare(job)) * (1 + 3 * blocks / at_once) * 1e-6;
   }
   double pairs = 0, passes = 0;  // All; as often as half steps go over them.
+  if (job.loops_symmetric) {
+    const double apart = job.count * SymmetricSeconds(job);
+    if (job.symmetric) return apart;
+    Job cross = job;
+    cross.engines = 1;
+    cross.loops_symmetric = false;
+    cross.looped = job.looped_beside;
+    return apart + IterationSeconds(cross);
+  }
   for (int e = 0; e < job.engines; ++e) {
     const double of_engine = 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
     pairs += of_engine, passes += (e == 0 ? 2 : 1) * of_engine;

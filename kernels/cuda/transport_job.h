@@ -32,6 +32,9 @@ double HeldIterationSeconds(const Job& job, int64_t members);
 // between two launches are not, so that their number must not depend on who else is there.
 int LoopChunk(const Job& job);
 
+// The same of a launch of engines that are apart (transport_symmetric.cu).
+int SymmetricChunk(const Job& job);
+
 // Of a member's iterations that take a whole device: of all that are held, or of one launch of those that are looped;
 // by guess where there is a tolerance. 0: there are none.
 double TogetherSeconds(const Job& job);

@@ -199,11 +199,27 @@ std::vector<SelfLaunch> FramedSelfLaunchesOf(const Job& job, int iterations);
 int64_t SelfProblems(const Job& job, const SelfLaunch& of);
 void LaunchSelf(const LaunchTable& table, int64_t problems, const SelfLaunch& of, cudaStream_t stream);
 
+// ---- transport_symmetric.cu: up to `iterations` of engines whose two sides move at once ---------------------------
+// Of jobs that loops_symmetric, engines of the mask (0, or 1 and 2) that are apart (IsApart): a problem for each, of
+// each member. Jobs of one launch have the same SymmetricLaunchOf. Those that have stopped are measured.
+struct SymmetricLaunch {
+  int dims;  // 2 or 3.
+  int group, iterations;
+  unsigned engines;
+  bool operator<(const SymmetricLaunch& other) const {
+    return std::tie(dims, group, iterations, engines) <
+           std::tie(other.dims, other.group, other.iterations, other.engines);
+  }
+};
+SymmetricLaunch SymmetricLaunchOf(const Job& job, unsigned engines, int iterations);
+int64_t SymmetricProblems(const Job& job, const SymmetricLaunch& of);
+void LaunchSymmetric(const LaunchTable& table, int64_t problems, const SymmetricLaunch& of, cudaStream_t stream);
+
 // ---- transport_stream_loop.cu: up to `most` iterations by all of a device ------------------------------------------
 // Of jobs that are looped, after an iteration: a problem for each member. Those that are not solved in float32, or have
 // fallen, are left as they are. Jobs of one launch have the same LoopLaunchOf. All blocks run at once, where
 // HasHeldKernels. Columns' terms are left as sweeps leave them. Those whose last iteration it was are measured, unless
-// they have other engines.
+// their other engines are swept.
 struct LoopLaunch {
   bool judged;     // There is a tolerance.
   int dims;        // 2 or 3: of points; 0: numbers lie in memory,

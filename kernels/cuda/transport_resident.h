@@ -54,6 +54,7 @@ class TransportResident final : public Resident {
 
   void BeginSlice(double slice_seconds) {
     ++slices_;
+    loops_apart_ = false;
     job_.odd_before = launched_ % 2 == 1;
     job_.turn_first = turned_;
     job_.turn_members = std::min(job_.count - turned_, TurnMembers(job_, slice_seconds));
@@ -69,7 +70,8 @@ class TransportResident final : public Resident {
     if (stage_ == Stage::kHold) return true;
     if (stage_ != Stage::kIterate) return false;
     if (HoldsFrames(job_) && Has(kMixed)) return true;
-    return job_.looped || (job_.looped_beside && crossing_) || (job_.held && !HoldsAll(job_) && !beside_);
+    return job_.looped || (job_.looped_beside && crossing_) || (job_.held && !HoldsAll(job_) && !beside_) ||
+           LeavesApart();
   }
   const Job& job() const { return job_; }
   Stage stage() const { return stage_; }
@@ -149,13 +151,28 @@ class TransportResident final : public Resident {
     beside_ = turned_ == 0;
   }
   // Whether they are made in launches of many, before the others go on.
-  bool MayLoopBeside() const {
-    return job_.looped_beside && crossing_ && (Streams() || LoopsPoints(job_)) && launched_ >= 2;
+  bool MayLoopBeside(int64_t done) const {
+    const int64_t before = job_.loops_symmetric ? 1 : FirstPasses();
+    return job_.looped_beside && crossing_ && (Streams() || LoopsPoints(job_)) &&
+           (loops_beside_ || launched_ + done >= before);
   }
   void LoopBeside() {
-    swept_ = true;
+    swept_ = loops_beside_ = true;
     EndTurn();
   }
+  // Whether engines that are apart still iterate, as far as is known, and others; whether the former may now: engine 0
+  // from cold, at an epsilon that may be too small for that, after a pass.
+  bool LeavesApart() const { return job_.loops_symmetric && apart_; }
+  bool LeavesOthers() const { return others_; }
+  bool MayLoopApart(int64_t done) const {
+    return LeavesApart() && !loops_apart_ &&
+           launched_ + done >= (job_.symmetric && job_.starting && !Anneals() ? 1 : 0);
+  }
+  void LoopApart() {
+    loops_apart_ = true;
+    EndTurn();
+  }
+  bool LoopsApart() const { return loops_apart_; }  // In this slice.
   // Whether a lone engine's next iterations are made in launches of many; Loop: those are enqueued.
   bool MayLoop(int64_t done) const {
     return job_.looped && (Streams() || LoopsPoints(job_) || LoopsClouds(job_)) && launched_ + done >= 1;
@@ -217,6 +234,7 @@ class TransportResident final : public Resident {
       lags_ = true;
     }
     crossing_ = r.crossing > 0;
+    if (job_.loops_symmetric) CountApart(r);
     // Members of looped jobs whose sums have left the range of floats, or that need float64, wait until all others are
     // through, and stored. Then they go on as they would alone: what was kept for loops is not for them, and passes
     // count from 0.
@@ -258,6 +276,16 @@ class TransportResident final : public Resident {
     hopeful_ = measures_ = false;
     turned_ = 0;
   }
+  // Passes are for engines that are not apart, or no longer: as many as the one lacks that has made the fewest
+  // iterations.
+  void CountApart(const JobReport& r) {
+    const int apart = job_.symmetric ? r.looping : r.looping - r.crossing;
+    apart_ = apart > 0;
+    others_ = r.running > apart;
+    if (r.running == 0) return;
+    const int64_t lacking = job_.finish_soon ? 1 : job_.solver.max_iterations - r.fewest;
+    passes_ = launched_ + lacking + 1;
+  }
   absl::Status Diverged(const JobReport& r) const {
     const std::string who = job_.count == 1 ? "" : absl::StrCat("member ", r.diverged, ": ");
     return absl::FailedPreconditionError(
@@ -278,7 +306,8 @@ class TransportResident final : public Resident {
   const ProductReport* products_ = nullptr;
   bool prepared_ = false, finished_ = false, hopeful_ = false, kept_ = false, swept_ = false, has_exact_ = false,
        framed_ = false, looping_ = false, looped_ = false, kept_first_ = false, measures_ = false, beside_ = false,
-       frames_held_ = false, lags_ = false, crossing_ = true;
+       frames_held_ = false, lags_ = false, crossing_ = true, loops_beside_ = false, loops_apart_ = false,
+       apart_ = true, others_ = true;
   absl::Status status_;
   SolveReport report_;
 };

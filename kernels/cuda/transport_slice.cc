@@ -9,6 +9,7 @@
 #include "kernels/cuda/transport_launch.h"
 #include "kernels/cuda/transport_outputs.h"
 #include "kernels/cuda/transport_resident.h"
+#include "kernels/cuda/transport_symmetric.cuh"
 
 namespace sinkhorn {
 namespace cuda {
@@ -29,6 +30,8 @@ class Slice : private OutputLaunches {
       if (TakesTurns(job)) return false;
       const bool judged = job.solver.tolerance > 0;
       if (judged && job.looped) return LoopChunk(job) * IterationSeconds(job) < slice_seconds();
+      const bool apart = job.loops_symmetric && (job.symmetric || job.looped_beside);
+      if (judged && apart) return TogetherSeconds(job) < slice_seconds();
       return (r.OnChip() || !judged) && job.solver.max_iterations * IterationSeconds(job) < slice_seconds();
     });
     const Set holding = Select([](const TransportResident& r) { return r.stage() == Stage::kHold; });
@@ -95,6 +98,8 @@ class Slice : private OutputLaunches {
     for (int64_t done = 0; !passing.empty(); ++done) {
       changed |= KeepExponents(passing, done);
       changed |= Hold(&passing, done);
+      changed |= LoopApart(&passing, done, true);
+      changed |= LoopBeside(&passing, done, iterations, true);
       for (int k : Loop(&passing, done, iterations, true)) {
         const Job& job = residents()[k]->job();
         if (job.solver.tolerance > 0) residents()[k]->CountPasses(done + LoopChunk(job));
@@ -194,11 +199,41 @@ class Slice : private OutputLaunches {
     return looping;
   }
 
-  // Engines 0 of those whose other engines wait for them.
-  bool LoopBeside(Set* set, int64_t most) {
-    const auto may = [](const TransportResident& r) { return r.MayLoopBeside(); };
+  // Engines that are apart, of those that may: a launch of each kind, or, if nothing is judged, as many as a slice has
+  // time for, `all`: as are wanted. Jobs with nothing else to do leave the set; whether there are any.
+  bool LoopApart(Set* set, int64_t done, bool all) {
+    const Set looping = Among(*set, [done](const TransportResident& r) { return r.MayLoopApart(done); });
+    using Kind = std::pair<SymmetricLaunch, int64_t>;
+    const auto kinds = ByKind<Kind>(looping, [=](const TransportResident& r, auto add) {
+      const Job& job = r.job();
+      const int chunk = SymmetricChunk(job);
+      const int64_t wanted = CeilDiv(job.solver.max_iterations + 1, chunk);
+      const int64_t fit = all ? wanted : static_cast<int64_t>(slice_seconds() / (chunk * IterationSeconds(job)));
+      const bool one = TakesTurns(job) || job.solver.tolerance > 0;
+      const int64_t launches = one ? 1 : std::max<int64_t>(1, std::min(wanted, fit));
+      if (job.engines > 1) add({SymmetricLaunchOf(job, kSelfEngines, chunk), launches});
+      if (job.symmetric) add({SymmetricLaunchOf(job, kCrossEngine, chunk), launches});
+    });
+    for (const auto& [kind, chosen] : kinds) {
+      Later(TableOf(chosen, [launch = kind.first](const Job& job) { return SymmetricProblems(job, launch); }),
+            [this, kind = kind](const LaunchTable& t, int64_t problems) {
+              for (int64_t k = kind.second; k > 0; --k) LaunchSymmetric(t, problems, kind.first, stream());
+            });
+    }
+    for (int k : looping) residents()[k]->LoopApart();
+    const auto leaves = [](const TransportResident& r) {
+      return r.LoopsApart() && (r.job().symmetric || TakesTurns(r.job()) || !r.LeavesOthers());
+    };
+    const size_t before = set->size();
+    *set = Among(*set, [=](const TransportResident& r) { return !leaves(r); });
+    return set->size() != before;
+  }
+
+  // Engines 0 of those whose other engines wait for them, or have launches of their own. As Loop.
+  bool LoopBeside(Set* set, int64_t done, int64_t most, bool all) {
+    const auto may = [done](const TransportResident& r) { return r.MayLoopBeside(done); };
     const auto kind_of = [=](const Job& job) {
-      return std::make_tuple(LoopLaunchOf(job), LoopChunk(job), LoopLaunches(job, most, false));
+      return std::make_tuple(LoopLaunchOf(job), LoopChunk(job), LoopLaunches(job, most, all));
     };
     const Set looping = TakeTogether(set, may, kind_of, [=](const LaunchTable& t, int64_t problems, const auto& of) {
       const auto& [kind, chunk, launches] = of;
@@ -471,7 +506,8 @@ class Slice : private OutputLaunches {
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       changed |= KeepExponents(set, 0);
       changed |= HoldBeside(&set);
-      changed |= LoopBeside(&set, iterations - done);
+      changed |= LoopApart(&set, 0, false);
+      changed |= LoopBeside(&set, 0, iterations - done, false);
       for (int k : Loop(&set, 0, iterations - done, false)) {
         const Job& job = residents()[k]->job();
         residents()[k]->CountLoops(LoopLaunches(job, iterations - done, false), LoopChunk(job));
@@ -493,7 +529,7 @@ class Slice : private OutputLaunches {
       for (int k : set) {
         TransportResident* r = residents()[k];
         r->CountPasses(1);
-        if (r->passes_left() == 0 && !r->MayLag()) r->EndIterations();
+        if (r->passes_left() == 0 && !r->MayLag() && !r->LeavesApart()) r->EndIterations();
         if (done + 1 < allowance[k] && r->passes_left() > 0) left.push_back(k);
       }
       changed = left.size() != set.size();

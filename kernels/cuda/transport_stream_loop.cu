@@ -32,6 +32,9 @@ constexpr int LoopRowsOf(int quads) {
 
 #if SINKHORN_HOPPER
 
+// Whether the job's other engines are swept, which measures this one as well.
+__device__ inline bool HasSweptEngines(const Job& job) { return job.engines > 1 && !job.loops_symmetric; }
+
 // A block's part of a problem. A thread has kQuads times four columns, of kRows rows at a time.
 template <typename T, int kQuads, int kRows, bool kJudged>
 class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
@@ -62,7 +65,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
     if constexpr (kReads) ring_.Begin(left + (ends || kJudged));
     Prepare(parity);
     if constexpr (kJudged) {
-      const int before = job.engines > 1 ? 2 : 1;  // The first launch.
+      const int before = HasSweptEngines(job) ? 2 : 1;  // The first launch.
       joint_.Begin(memory_.rank, kLoopBlocks, memory_.first_owned, memory_.owned, state.iterations > before);
     }
     meeting_.Arrive();
@@ -76,7 +79,7 @@ class LoopSweeps : private LoopRows<T, kQuads, kRows, kJudged> {
       if constexpr (kJudged) ends = !lost_ && joint_.IsStopped();
       Store(parity, to, done);
       if (done > 0 && (ends || !kReads)) FillVoid(to);
-      if (!ends || lost_ || job.engines > 1) break;
+      if (!ends || lost_ || HasSweptEngines(job)) break;
       BeginMeasuring(to);
     }
     if (present_) Measure(to);
@@ -494,7 +497,7 @@ void LaunchQuads(std::integer_sequence<int, kQuads...>, const LaunchTable& table
 
 LoopLaunch LoopLaunchOf(const Job& job) {
   const int quads = static_cast<int>(CeilDiv(StreamColumns(job, 0), 8 * kLoopThreads)) * 2;
-  const bool judged = !IsPlain(job);
+  const bool judged = !IsFixed(job);
   if (LoopsPoints(job)) return {judged, job.dim > 2 ? 3 : 2, false, quads <= kFewQuads ? kFewQuads : kLoopQuadsMost};
   return {judged, 0, KeepsDensities(job), quads};
 }

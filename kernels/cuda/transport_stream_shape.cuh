@@ -173,16 +173,32 @@ __host__ __device__ inline bool LoopsJudged(const Job& job) {
   return IsAlternating(job) && (job.engines == 1 || !KeepsHalves(job)) && solver.tolerance >= kLoopToleranceLeast &&
          std::isinf(solver.rho_a) && std::isinf(solver.rho_b);
 }
+__host__ __device__ inline bool HasLoopShape(const Job& job) {
+  return MayStream(job) && StreamColumns(job, 0) <= kLoopColumnsMost && HeldBlocks(job) == 0 &&
+         job.size[0] >= kLoopRowsLeast && CeilDiv(job.size[0], kLoopBlocks) <= kLoopRowsMost;
+}
 __host__ __device__ inline bool MayLoop(const Job& job) {
-  return (IsPlain(job) || LoopsJudged(job)) && MayStream(job) && StreamColumns(job, 0) <= kLoopColumnsMost &&
-         HeldBlocks(job) == 0 && job.size[0] >= kLoopRowsLeast && CeilDiv(job.size[0], kLoopBlocks) <= kLoopRowsMost;
+  return (IsPlain(job) || LoopsJudged(job)) && HasLoopShape(job);
+}
+// Engines whose two sides move at once, of points of few coordinates, that launches of many iterations make
+// (transport_symmetric.cu): those of symmetric updates, and 1 and 2 of debiased problems, whose pairs count once. Where
+// they are not held.
+constexpr int kSymmetricPointsMost = 1 << 16;  // Of a side.
+__host__ __device__ inline bool LoopsSymmetric(const Job& job) {
+  const int most = job.size[0] > job.size[1] ? job.size[0] : job.size[1];
+  const bool held = HoldsSelves(job) || HeldBlocks(job) > 0;
+  return (job.engines > 1 || job.symmetric) && job.hopper && SourceOf(job) == Source::kProducts &&
+         job.precision != Precision::kDouble && job.dim <= kLoopDimMost && OnChipTiles(job) == 0 && !held &&
+         most <= kSymmetricPointsMost;
 }
 // Of few columns most threads have none, and half steps take less time, unless something is judged, which loops do
-// themselves, and rows are not too many.
+// themselves, and rows are not too many. Of debiased jobs whose other engines have launches of their own, as many
+// iterations as were asked for, too.
 constexpr int kLoopRowsOfFewMost = 8192;
 __host__ __device__ inline bool LoopsPoints(const Job& job) {
   const bool few = job.size[1] <= kOnChipSide;
-  return MayLoop(job) && SourceOf(job) == Source::kProducts && job.dim <= kLoopDimMost &&
+  const bool beside = IsAlternating(job) && IsFixed(job) && LoopsSymmetric(job);
+  return (beside ? HasLoopShape(job) : MayLoop(job)) && SourceOf(job) == Source::kProducts && job.dim <= kLoopDimMost &&
          (!few || (job.size[0] > kOnChipSide && job.size[0] <= kLoopRowsOfFewMost && job.solver.tolerance > 0));
 }
 // Whether densities of FAST lie in memory instead of their exponents: loops and gradients alone read them.

@@ -68,8 +68,8 @@ struct Layout {
   int64_t ratio[3][2];       // [engine][side]: double[size], marginal / mass
   int64_t partial[3];        // [engine]: double[splits, rows], log2 sums
   int64_t stream_sums[3];    // [engine]: float[StreamSlabs or kProcessors, StreamColumns]; streamed jobs. Of engines 1
-                             // and 2 that are held: scales, of two turns
-  int64_t stream_terms[3];   // [engine]: float[StreamColumns]
+                             // and 2 that are held: scales, of two turns. Of those that are apart: SymmetricBytes
+  int64_t stream_terms[3];   // [engine]: float[StreamColumns]; of those that are apart, SymmetricColumns
   int64_t stream_scales;     // float[StreamColumns] of engine 0; jobs that may be held or looped
   int64_t loop_totals;       // uint64_t[3, padded n]: of rows: sums, and how many blocks' they are; LoopsClouds
   int64_t loop_frames;       // float[3, padded n]: terms of rows
@@ -106,6 +106,7 @@ struct alignas(16) Job {
   bool held;                  // Its first iterations then are made on the chip: transport_stream_held.cu.
   bool looped;                // All but the first then are made in launches of many: transport_{stream,cloud}_loop.cu.
   bool looped_beside;         // Those of engine 0 are, before those of the others that come then.
+  bool loops_symmetric;       // Engines whose sides move at once have launches of their own: transport_symmetric.cu.
   bool framed;                // The same in kMixed, from exponents in frames that are renewed.
   bool finish_soon;           // The iteration that comes is the last.
   bool halves;                // Clouds are there as halves.

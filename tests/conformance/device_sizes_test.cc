@@ -126,6 +126,44 @@ TEST_P(DeviceSizesTest, TolerancesAtSizesThatAGpuSweeps) {
   ExpectSolvedTogetherAndAlone(cases);
 }
 
+// Few coordinates, too many points to be held: both sides at once, in launches of many iterations; of debiased problems
+// those of x and y with themselves, from the start, half of all pairs. Some epsilons become too small for that.
+TEST_P(DeviceSizesTest, SymmetricSizesThatAGpuMultiplies) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<LargeShape> shapes = Chosen({{4500, 4300, 3, 0.05, 12, kStrict},
+                                                 {1100, 5000, 2, 0.05, 13, kFast},
+                                                 {5300, 1030, 1, 0.1, 20, kStrict, 0, 0.5},
+                                                 {60, 4700, 3, 0.02, 30, kStrict},
+                                                 {9000, 4200, 3, 0.02, 9, kStrict},
+                                                 {4200, 4400, 3, 0.05, 12, kStrict, 0, inf, PointCost::kCosine},
+                                                 {4300, 4200, 2, 0.05, 12, kStrict, 0, inf, PointCost::kNegativeDot},
+                                                 {1500, 4400, 3, 0.001, 25, kStrict}},
+                                                1);
+  std::vector<Case> cases = CasesOf(shapes), annealed;
+  AddDebiased(&cases, 1);
+  for (size_t k = 0, all = cases.size(); k < all; ++k) {
+    cases.push_back(cases[k]);
+    cases.back().solver().update_rule = UpdateRule::kSymmetric;
+    annealed.push_back(cases[k]);
+    annealed.back().solver().epsilon_decay = 0.5;
+    if (k % 3 == 1) annealed.back().solver().epsilon_start = 2;
+    if (k % 2 == 1) annealed.back().solver().update_rule = UpdateRule::kSymmetric;
+  }
+  ExpectRightTogetherAndAlone(cases);
+  ExpectRightTogetherAndAlone(annealed);
+  std::vector<LargeShape> judged = shapes;
+  for (LargeShape& of : judged) of.iterations = of.epsilon < 0.02 ? 12 : 900, of.tolerance = 1e-5;
+  cases = CasesOf(judged);
+  AddDebiased(&cases, 1);
+  for (size_t k = 0, all = cases.size(); k < all; ++k) {
+    cases.push_back(cases[k]);
+    cases.back().solver().update_rule = UpdateRule::kSymmetric;
+    if (k % 2 == 1) cases.back().solver().epsilon_decay = 0.5;
+  }
+  ExpectSolvedTogetherAndAlone(cases);
+}
+
 // Distances, whose exponents are kept as those of squares are; of near points they are made from coordinates.
 TEST_P(DeviceSizesTest, DistancesAtSizesOfAGpu) {
   constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;

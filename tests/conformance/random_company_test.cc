@@ -138,9 +138,10 @@ TEST_P(RandomCompanyTest, FinishesSoon) {
   }
 }
 
-// Sizes that a GPU solves on one chip, and those that take a whole one, or a part of it.
+// Sizes that a GPU solves on one chip; those that take a whole one, or a part of it; and those that none holds.
 TEST_P(RandomCompanyTest, SizesOfAChip) { ExpectRightInCompany(1, 1024); }
 TEST_P(RandomCompanyTest, LargeSizes) { ExpectRightInCompany(512, 2600); }
+TEST_P(RandomCompanyTest, LargerSizes) { ExpectRightInCompany(2600, 9000); }
 
 TEST_P(RandomCompanyTest, MatricesInCompany) {
   ExpectCompanyChangesNoBits(backend(), [](int seed) {

@@ -64,6 +64,7 @@ HOT = {
     "transport_stream_held.cu": (r"HeldKernelILi[12]E\w*Lb0ELNS0_8HeldKindE0E", 4),
     "transport_stream_loop.cu": ("LoopKernel", 28),
     "transport_stream_self.cu": ("HeldSelfKernel", 6),
+    "transport_symmetric.cu": ("SymmetricKernel", 4),
     "transport_weights.cu": ("DirectionWeightsKernel|DirectionSumsKernel", 2),
 }
 
