@@ -16,7 +16,7 @@ import torch
 from gpu_timing import milliseconds
 
 # Problems, points, coordinates.
-SHAPES = [(1, 1000, 3), (1024, 64, 3), (64, 1000, 3), (1, 4096, 3)]
+SHAPES = [(1, 1000, 3), (1024, 64, 3), (64, 1000, 3), (1, 4096, 3), (1, 10000, 3)]
 BLUR, SCALING, REPEATS = 0.05, 0.5, 9
 
 

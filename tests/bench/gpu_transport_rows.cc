@@ -102,8 +102,8 @@ void AddBatches(const Add& add) {
   for (const auto& [count, n, dim] : batches) {
     add("batch", [&](Row* r) { r->count = count, r->n = r->m = n, r->dim = dim, r->iterations = 50; });
   }
-  const int64_t debiased[][3] = {{1, 1024, 64}, {1, 4096, 64}, {1, 10000, 64}, {1, 4096, 3},
-                                 {256, 64, 64}, {64, 512, 64}, {64, 1000, 3}};
+  const int64_t debiased[][3] = {{1, 1024, 64}, {1, 4096, 64}, {1, 10000, 64}, {1, 4096, 3},  {1, 10000, 3},
+                                 {1, 20000, 3}, {1, 50000, 3}, {256, 64, 64},  {64, 512, 64}, {64, 1000, 3}};
   for (const auto& [count, n, dim] : debiased) {
     for (double epsilon : {0.1, 0.0025}) {
       if (epsilon < 0.1 && (dim != 3 || count != 1)) continue;
@@ -118,17 +118,18 @@ void AddBatches(const Add& add) {
     r->epsilon = 0.05, r->check = false;
   });
   // Divergences as they are trained with: epsilon annealed from the clouds' extent to .05^2, all updates symmetric.
-  for (const auto& [count, n] : {std::pair<int64_t, int64_t>{1, 1000}, {1, 4096}, {1, 10000}, {1024, 64}, {64, 1000}}) {
+  for (const auto& [count, n] :
+       {std::pair<int64_t, int64_t>{1, 1000}, {1, 4096}, {1, 10000}, {1, 50000}, {1024, 64}, {64, 1000}}) {
     add("annealed", [&, count = count, n = n](Row* r) {
       r->n = r->m = n, r->dim = 3, r->iterations = 12, r->debias = r->symmetric = r->gradient = true, r->decay = 0.25;
       r->count = count, r->epsilon = 0.0025, r->check = n <= 4096, r->repeats = 5;
     });
   }
   // GeomLoss's own, with half of the costs and as many iterations (gpu_divergence_peer.py).
-  for (const auto& [count, n] : {std::pair<int64_t, int64_t>{1, 1000}, {1024, 64}, {64, 1000}, {1, 4096}}) {
+  for (const auto& [count, n] : {std::pair<int64_t, int64_t>{1, 1000}, {1024, 64}, {64, 1000}, {1, 4096}, {1, 10000}}) {
     add("divergence", [&, count = count, n = n](Row* r) {
       r->n = r->m = n, r->dim = 3, r->iterations = 9, r->debias = r->symmetric = r->gradient = true, r->decay = 0.25;
-      r->count = count, r->epsilon = 0.0025, r->kappa = 0.5;
+      r->count = count, r->epsilon = 0.0025, r->kappa = 0.5, r->check = n <= 4096;
     });
   }
   for (const auto& [count, n] :
