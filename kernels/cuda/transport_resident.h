@@ -244,6 +244,8 @@ class TransportResident final : public Resident {
     if (left) {
       job_.looped = kept_ = swept_ = looping_ = false;
       launched_ = turned_ = 0;
+      // No more than are wanted: exponents kept after the last would measure it otherwise than in slices.
+      passes_ = job_.finish_soon ? 1 : job_.solver.max_iterations - r.fewest;
     }
     if (HoldsOn() && (r.modes & (1 << kFloat)) != 0) {
       stage_ = Stage::kHold;
