@@ -96,7 +96,7 @@ class Slice : private OutputLaunches {
     Passes passes;
     bool changed = true;  // The set, or what its problems are solved from.
     for (int64_t done = 0; !passing.empty(); ++done) {
-      changed |= KeepExponents(passing, done);
+      changed |= KeepAll(passing, done);
       changed |= Hold(&passing, done);
       changed |= LoopApart(&passing, done, true);
       changed |= LoopBeside(&passing, done, iterations, true);
@@ -356,6 +356,10 @@ class Slice : private OutputLaunches {
 
   // Exponents of clouds that have done their first iteration, frames of others; whether there are any. `done`: see
   // MayKeepExponents.
+  bool KeepAll(const Set& set, int64_t done) {
+    const bool kept = KeepExponents(set, done);
+    return RenewFrames(set) || kept;
+  }
   bool KeepExponents(const Set& set, int64_t done) {
     const Set keeping =
         Among(set, [done](const TransportResident& r) { return r.MayKeepExponents(done) && r.Has(kFloat); });
@@ -374,8 +378,7 @@ class Slice : private OutputLaunches {
       });
     }
     for (int k : keeping) residents()[k]->KeepExponents();
-    const bool framed = RenewFrames(set);
-    return framed || !keeping.empty();
+    return !keeping.empty();
   }
   // Of those that have frames, iterations that are held. Those some of whose members are left for other slices leave
   // the set. Returns the seconds that it takes.
@@ -504,7 +507,7 @@ class Slice : private OutputLaunches {
     bool changed = true;
     double held_seconds = 0;
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
-      changed |= KeepExponents(set, 0);
+      changed |= KeepAll(set, 0);
       changed |= HoldBeside(&set);
       changed |= LoopApart(&set, 0, false);
       changed |= LoopBeside(&set, 0, iterations - done, false);
@@ -539,6 +542,8 @@ class Slice : private OutputLaunches {
 
   void Finish(const Set& set) {
     if (set.empty()) return;
+    // What has met its tolerance before they were to be kept is measured from them, as in longer slices.
+    KeepExponents(Among(set, [](const TransportResident& r) { return r.job().solver.tolerance > 0; }), 0);
     Passes passes = PassesOf(Among(set, [](const TransportResident& r) { return !r.IsMeasured(); }));
     RunPass(&passes, Pass::kMeasure, 0);
     MakeOutputs(set);

@@ -246,6 +246,27 @@ TEST_P(DeviceSizesTest, EndsWithTheFirstIteration) {
   }
 }
 
+// Epsilons so large that the tolerance is met before exponents are kept: what is measured does not depend on whether
+// they would have been in the same slice.
+TEST_P(DeviceSizesTest, EndsBeforeExponentsAreKept) {
+  constexpr Precision kStrict = Precision::kStrict, kFast = Precision::kFast;
+  std::vector<Case> cases = CasesOf(Chosen({{1100, 1300, 40, 1e5, 60, kStrict, 1e-5},
+                                            {4087, 4500, 89, 1e5, 60, kStrict, 1e-5},
+                                            {4300, 1100, 20, 1e5, 60, kFast, 1e-5},
+                                            {1500, 2100, 3, 1e5, 60, kStrict, 1e-5}},
+                                           1));
+  AddDebiased(&cases, 1);
+  for (size_t k = 0, all = cases.size(); k < all; ++k) {
+    cases[k].wanted |= kSums;
+    cases.push_back(cases[k]);
+    cases.back().solver().update_rule = UpdateRule::kSymmetric;
+  }
+  const std::vector<const Case*> order = PointersTo(cases);
+  const std::vector<Answer> alone = AllAlone(backend(), order);
+  ExpectSameBits(order, SolveTogether(backend(), order, 1e-5), alone);
+  for (size_t k = 0; k < cases.size(); ++k) EXPECT_LE(alone[k].convergence[0].iterations, 2) << cases[k].name;
+}
+
 // FAST rounds coordinates, and densities that it holds or sweeps: a bound allows for that, and says something still.
 TEST_P(DeviceSizesTest, FastBoundsHold) {
   constexpr Precision kFast = Precision::kFast;
