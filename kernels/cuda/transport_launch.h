@@ -201,7 +201,8 @@ void LaunchSelf(const LaunchTable& table, int64_t problems, const SelfLaunch& of
 
 // ---- transport_symmetric.cu: up to `iterations` of engines whose two sides move at once ---------------------------
 // Of jobs that loops_symmetric, engines of the mask (0, or 1 and 2) that are apart (IsApart): a problem for each, of
-// each member. Jobs of one launch have the same SymmetricLaunchOf. Those that have stopped are measured.
+// each member. Jobs of one launch have the same SymmetricLaunchOf. Those that have stopped are measured, unless that
+// was before the last epsilon.
 struct SymmetricLaunch {
   int dims;  // 2 or 3.
   int group, iterations;
