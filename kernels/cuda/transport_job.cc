@@ -270,6 +270,11 @@ double SymmetricSeconds(const Job& job) {
   const double selves = job.engines > 1 ? (n * n + m * m) / 2 * kPairSeconds + kSeconds : 0;
   return selves + (job.symmetric ? n * m * kPairSeconds + kSeconds : 0);
 }
+// Iterations of a launch, each of which takes so long.
+int ChunkOf(double seconds) {
+  constexpr double kSeconds = 4e-3;
+  return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / seconds)));
+}
 
 }  // namespace
 
@@ -278,15 +283,8 @@ double HeldIterationSeconds(const Job& job, int64_t members) {
   return CeilDiv(members, HeldAtOnce(job)) * HeldRoundSeconds(job) + selves;
 }
 
-int LoopChunk(const Job& job) {
-  constexpr double kSeconds = 4e-3;
-  return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / LoopSeconds(job))));
-}
-
-int SymmetricChunk(const Job& job) {
-  constexpr double kSeconds = 4e-3;
-  return static_cast<int>(std::min(1e6, std::max(1.0, kSeconds / SymmetricSeconds(job))));
-}
+int LoopChunk(const Job& job) { return ChunkOf(LoopSeconds(job)); }
+int SymmetricChunk(const Job& job) { return ChunkOf(SymmetricSeconds(job)); }
 
 double TogetherSeconds(const Job& job) {
   constexpr int kUsual = 128, kUsualOfLoops = 64, kUsualOfSelves = 12;  // Iterations, where there is a tolerance.
@@ -384,7 +382,6 @@ double IterationSeconds(const Job& job) {
     for (int e = 0; e < job.engines; ++e) blocks += int64_t{1} * job.count * OnChipShapeOf(job, e).ranks;
     return (1 + 3 * AnnealedShare(job)) * (1 + 3 * blocks / at_once) * 1e-6;
   }
-  double pairs = 0, passes = 0;  // All; as often as half steps go over them.
   if (job.loops_symmetric) {
     const double apart = job.count * SymmetricSeconds(job);
     if (job.symmetric) return apart;
@@ -394,6 +391,7 @@ double IterationSeconds(const Job& job) {
     cross.looped = job.looped_beside;
     return apart + IterationSeconds(cross);
   }
+  double pairs = 0, passes = 0;  // All; as often as half steps go over them.
   for (int e = 0; e < job.engines; ++e) {
     const double of_engine = 1.0 * EngineSize(job, e, 0) * EngineSize(job, e, 1);
     pairs += of_engine, passes += (e == 0 ? 2 : 1) * of_engine;

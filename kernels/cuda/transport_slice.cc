@@ -98,7 +98,7 @@ class Slice : private OutputLaunches {
     for (int64_t done = 0; !passing.empty(); ++done) {
       changed |= KeepAll(passing, done);
       changed |= Hold(&passing, done);
-      changed |= LoopApart(&passing, done, true);
+      changed |= LoopApart(&passing, done, iterations, true);
       changed |= LoopBeside(&passing, done, iterations, true);
       for (int k : Loop(&passing, done, iterations, true)) {
         const Job& job = residents()[k]->job();
@@ -174,11 +174,13 @@ class Slice : private OutputLaunches {
   }
   // Whether this slice serves some of the members.
   static bool TakesTurns(const Job& job) { return job.turn_members < job.count; }
-  // About `most` iterations; `all`: not less, unless a tolerance may be met before.
-  static int64_t LoopLaunches(const Job& job, int64_t most, bool all) {
+  // About `most` iterations, by launches of `chunk`; `all`: not less, unless a tolerance may be met before.
+  static int64_t LaunchesOf(const Job& job, int chunk, int64_t most, bool all) {
     if (TakesTurns(job) || (all && job.solver.tolerance > 0)) return 1;
-    const int chunk = LoopChunk(job);
     return all ? CeilDiv(most, chunk) : std::max<int64_t>(1, most / chunk);
+  }
+  static int64_t LoopLaunches(const Job& job, int64_t most, bool all) {
+    return LaunchesOf(job, LoopChunk(job), most, all);
   }
   // Those that are looped: LoopLaunches of each.
   Set Loop(Set* set, int64_t done, int64_t most, bool all) {
@@ -199,18 +201,15 @@ class Slice : private OutputLaunches {
     return looping;
   }
 
-  // Engines that are apart, of those that may: a launch of each kind, or, if nothing is judged, as many as a slice has
-  // time for, `all`: as are wanted. Jobs with nothing else to do leave the set; whether there are any.
-  bool LoopApart(Set* set, int64_t done, bool all) {
+  // Engines that are apart, of those that may. Jobs with nothing else to do leave the set; whether there are any.
+  bool LoopApart(Set* set, int64_t done, int64_t most, bool all) {
     const Set looping = Among(*set, [done](const TransportResident& r) { return r.MayLoopApart(done); });
     using Kind = std::pair<SymmetricLaunch, int64_t>;
     const auto kinds = ByKind<Kind>(looping, [=](const TransportResident& r, auto add) {
       const Job& job = r.job();
       const int chunk = SymmetricChunk(job);
-      const int64_t wanted = CeilDiv(job.solver.max_iterations + 1, chunk);
-      const int64_t fit = all ? wanted : static_cast<int64_t>(slice_seconds() / (chunk * IterationSeconds(job)));
-      const bool one = TakesTurns(job) || job.solver.tolerance > 0;
-      const int64_t launches = one ? 1 : std::max<int64_t>(1, std::min(wanted, fit));
+      const int64_t wanted = std::min<int64_t>(most, job.solver.max_iterations) + 1;  // From cold.
+      const int64_t launches = LaunchesOf(job, chunk, wanted, all);
       if (job.engines > 1) add({SymmetricLaunchOf(job, kSelfEngines, chunk), launches});
       if (job.symmetric) add({SymmetricLaunchOf(job, kCrossEngine, chunk), launches});
     });
@@ -509,7 +508,7 @@ class Slice : private OutputLaunches {
     for (int64_t done = 0; done < iterations && !set.empty(); ++done) {
       changed |= KeepAll(set, 0);
       changed |= HoldBeside(&set);
-      changed |= LoopApart(&set, 0, false);
+      changed |= LoopApart(&set, 0, iterations - done, false);
       changed |= LoopBeside(&set, 0, iterations - done, false);
       for (int k : Loop(&set, 0, iterations - done, false)) {
         const Job& job = residents()[k]->job();
