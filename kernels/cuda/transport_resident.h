@@ -150,7 +150,7 @@ class TransportResident final : public Resident {
     EndTurn();
     beside_ = turned_ == 0;
   }
-  // Whether they are made in launches of many, before the others go on.
+  // Whether they are made in launches of many, before the others go on, or beside their launches.
   bool MayLoopBeside(int64_t done) const {
     const int64_t before = job_.loops_symmetric ? 1 : FirstPasses();
     return job_.looped_beside && crossing_ && (Streams() || LoopsPoints(job_)) &&

@@ -353,7 +353,7 @@ class Slice : private OutputLaunches {
     }
   }
 
-  // Exponents of clouds that have done their first iteration, frames of others; whether there are any. `done`: see
+  // Exponents of clouds that have done their first iteration, with frames of others; whether there are any. `done`: see
   // MayKeepExponents.
   bool KeepAll(const Set& set, int64_t done) {
     const bool kept = KeepExponents(set, done);

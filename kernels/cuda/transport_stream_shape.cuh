@@ -160,7 +160,7 @@ __host__ __device__ inline bool HeldMeasures(const Job& job) {
 // Looped jobs: those that are too large to be held and that a whole device sweeps in one launch of many iterations
 // (transport_stream_loop.cu): streamed ones, or points of few coordinates, from which it makes exponents itself. Plain
 // ones, and those with a tolerance that columns' terms, floats of which one bit is another's, can meet; of debiased
-// ones engine 0 (Job::looped_beside), before the others are swept.
+// ones engine 0 (Job::looped_beside), before the others are swept, or beside launches of their own.
 constexpr int kLoopBlocks = kProcessors, kLoopThreads = 256, kLoopRowsMost = 256;  // Rows: of a block.
 constexpr int kLoopQuadsMost = 10, kLoopColumnsMost = kLoopQuadsMost * 4 * kLoopThreads;
 constexpr int kLoopOwnedMost = 80;  // Columns that a block adds up.

@@ -105,7 +105,7 @@ struct alignas(16) Job {
   bool streamed;              // transport_stream.cu, in float32; clouds when their exponents are kept.
   bool held;                  // Its first iterations then are made on the chip: transport_stream_held.cu.
   bool looped;                // All but the first then are made in launches of many: transport_{stream,cloud}_loop.cu.
-  bool looped_beside;         // Those of engine 0 are, before those of the others that come then.
+  bool looped_beside;         // Those of engine 0 are, before the others' passes, or beside their launches.
   bool loops_symmetric;       // Engines whose sides move at once have launches of their own: transport_symmetric.cu.
   bool framed;                // The same in kMixed, from exponents in frames that are renewed.
   bool finish_soon;           // The iteration that comes is the last.
